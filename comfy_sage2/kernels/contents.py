@@ -28,6 +28,14 @@ _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _MOST_MEMBERS, _MOST_BYTES = 1000, 256 * 1024 * 1024
 
 
+def _damaged(what: str, why: object) -> KernelUnavailable:
+    return KernelUnavailable(f"[SA-106] {what} is damaged: {why}; {REINSTALL}")
+
+
+def _refused(wheel_name: str, why: str) -> KernelUnavailable:
+    return KernelUnavailable(f"[SA-106] {wheel_name} is refused: {why}; {REINSTALL}")
+
+
 @dataclass(frozen=True)
 class Images:
     """An architecture's device images, by the names they are loaded by, and what their build says of them."""
@@ -52,28 +60,20 @@ class _Package:
         self._left = _MOST_BYTES
         members = archive.infolist()
         if len(members) > _MOST_MEMBERS:
-            raise KernelUnavailable(
-                f"[SA-106] {wheel_name} is refused: it holds {len(members):,} files, at most {_MOST_MEMBERS:,} are "
-                f"expected; {REINSTALL}"
-            )
+            raise _refused(wheel_name, f"it holds {len(members):,} files, at most {_MOST_MEMBERS:,} are expected")
         paths = ((PurePosixPath(member.filename), member) for member in members)
         self.members = {path.name: member for path, member in paths if str(path.parent) == package}
 
     def _take(self, size: int, name: str) -> None:
         self._left -= size
         if self._left < 0:
-            raise KernelUnavailable(
-                f"[SA-106] {self._wheel_name} is refused: it holds more than {_MOST_BYTES:,} bytes, with "
-                f"{shortened(name)}; {REINSTALL}"
-            )
+            raise _refused(self._wheel_name, f"it holds more than {_MOST_BYTES:,} bytes, with {shortened(name)}")
 
     def _read(self, name: str) -> bytes:
         member = self.members[name]
         if member.compress_type not in _COMPRESSIONS:
-            raise KernelUnavailable(
-                f"[SA-106] {self._wheel_name} is refused: {shortened(name)} is compressed by method "
-                f"{member.compress_type}, which wheels are not; {REINSTALL}"
-            )
+            why = f"{shortened(name)} is compressed by method {member.compress_type}, which wheels are not"
+            raise _refused(self._wheel_name, why)
         self._take(member.file_size, name)
         # `ZipFile.read` would unpack more than the size that stands in the archive before it cuts it off.
         with self._archive.open(member) as file:
@@ -93,12 +93,10 @@ class _Package:
         try:
             unpacked = unpacking.decompress(content, max_length=self._left + 1)
         except (lzma.LZMAError, EOFError) as error:
-            raise KernelUnavailable(f"[SA-106] {shortened(name)} is damaged: {error}; {REINSTALL}") from error
+            raise _damaged(shortened(name), error) from error
         self._take(len(unpacked), name)
         if not unpacking.eof:
-            raise KernelUnavailable(
-                f"[SA-106] {shortened(name)} is damaged: it ends before its content does; {REINSTALL}"
-            )
+            raise _damaged(shortened(name), "it ends before its content does")
         return unpacked
 
     def json_object(self, name: str) -> dict[str, Any] | None:
@@ -108,13 +106,9 @@ class _Package:
         try:
             found = json.loads(self._read(name))
         except (ValueError, RecursionError) as error:
-            raise KernelUnavailable(
-                f"[SA-106] {name} of {self._wheel_name} is damaged: {error}; {REINSTALL}"
-            ) from error
+            raise _damaged(f"{name} of {self._wheel_name}", error) from error
         if not isinstance(found, dict):
-            raise KernelUnavailable(
-                f"[SA-106] {name} of {self._wheel_name} is damaged: it is no JSON object; {REINSTALL}"
-            )
+            raise _damaged(f"{name} of {self._wheel_name}", "it is no JSON object")
         return found
 
 
@@ -165,9 +159,7 @@ def read_host(wheel: bytes, wheel_name: str) -> HostModule:
             )
         content = package.unpacked(_ARCHIVE)
         if not all(type(size) is int and size > 0 for size in sizes.values()) or sum(sizes.values()) != len(content):
-            raise KernelUnavailable(
-                f"[SA-106] {wheel_name} is damaged: the sizes in {_SIZES} are not those of the {len(content):,} bytes "
-                f"of {_ARCHIVE}; {REINSTALL}"
-            )
+            why = f"the sizes in {_SIZES} are not those of the {len(content):,} bytes of {_ARCHIVE}"
+            raise _damaged(wheel_name, why)
         start = sum(itertools.islice(sizes.values(), list(sizes).index(name)))
         return HostModule(name, content[start : start + sizes[name]])

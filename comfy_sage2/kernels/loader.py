@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from . import abi, contents, manifest
-from .errors import KernelUnavailable, shortened
+from .errors import REINSTALL, KernelUnavailable, shortened
 from .unpack import PlacedModule, cache_folders, host_folder, place, remove_older
 
 __all__ = ["KernelUnavailable", "bundled_wheels", "fingerprint", "ignored", "load", "prepare", "reason_unavailable"]
@@ -80,7 +80,7 @@ def _newest(part: str) -> manifest.BundledWheel:
     if older:
         _ignored[part] = (
             f"[SA-110] {', '.join(other.path.name for other in older)} lies beside {wheel.path.name} and is ignored: "
-            "update or reinstall the pack"
+            + REINSTALL
         )
     return wheel
 
@@ -134,7 +134,7 @@ def _with_images(architecture: str, bundled: _Bundled) -> ModuleType:
     if reason is not None:
         raise KernelUnavailable(
             f"[SA-110] the images of {bundled.images_wheel.path.name} do not fit the launch code of "
-            f"{host_wheel.path.name}: {reason}; update or reinstall the pack"
+            f"{host_wheel.path.name}: {reason}; {REINSTALL}"
         )
     module = ModuleType(f"comfy_sage2_{architecture}")
     module.__file__ = host.__file__

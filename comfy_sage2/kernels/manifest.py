@@ -10,7 +10,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import KernelUnavailable, shortened
+from .errors import REINSTALL, KernelUnavailable, shortened
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 # pip installs them inside the package; in a clone of the pack they lie beside it.
@@ -23,7 +23,7 @@ _NAME = r"(?P<name>[A-Za-z0-9_.+-]{1,200}\.whl)"
 _CHECKSUM = re.compile(rf"(?P<sha256>[0-9a-f]{{64}})  {_NAME}")
 _SIZE = re.compile(rf"# {_NAME} has (?P<size>\d{{1,12}}) bytes")
 _DISTRIBUTION = re.compile(r"comfy[-_]sage2[-_](?P<part>sm\d+|host)")
-_CHANGED = "The file was changed or damaged; update or reinstall the pack"
+_CHANGED = f"The file was changed or damaged; {REINSTALL}"
 _MOST_MANIFEST_BYTES = 64 * 1024
 _MOST_WHEEL_BYTES = 64 * 1024 * 1024  # whatever the manifest says; those of releases have up to 2.3 MB
 
@@ -60,7 +60,7 @@ class BundledWheel:
             content = _read(self.path, _MOST_WHEEL_BYTES) if size == self.size else b""
         except OSError as error:
             raise KernelUnavailable(
-                f"[SA-106] {self.path} cannot be read ({error.strerror or error}): update or reinstall the pack"
+                f"[SA-106] {self.path} cannot be read ({error.strerror or error}): {REINSTALL}"
             ) from error
         if size != self.size:
             raise KernelUnavailable(
@@ -86,7 +86,7 @@ def read_manifest(folder: Path = WHEELS) -> tuple[BundledWheel, ...]:
     try:
         lines = _read(path, _MOST_MANIFEST_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise KernelUnavailable(f"[SA-106] {path} cannot be read ({error}): update or reinstall the pack") from error
+        raise KernelUnavailable(f"[SA-106] {path} cannot be read ({error}): {REINSTALL}") from error
     checksums: dict[str, str] = {}
     sizes: dict[str, int] = {}
     for line in lines:
@@ -95,11 +95,11 @@ def read_manifest(folder: Path = WHEELS) -> tuple[BundledWheel, ...]:
         elif size := _SIZE.fullmatch(line):
             sizes[size["name"]] = int(size["size"])
         else:
-            raise KernelUnavailable(f"[SA-106] {path} is damaged at '{shortened(line)}': update or reinstall the pack")
+            raise KernelUnavailable(f"[SA-106] {path} is damaged at '{shortened(line)}': {REINSTALL}")
     for name in checksums:
         if name not in sizes:
             raise KernelUnavailable(
-                f"[SA-106] {path} is damaged: it does not say how many bytes {name} has; update or reinstall the pack"
+                f"[SA-106] {path} is damaged: it does not say how many bytes {name} has; {REINSTALL}"
             )
     return tuple(BundledWheel(folder / name, sha256, sizes[name]) for name, sha256 in checksums.items())
 
@@ -141,12 +141,12 @@ def find_all(part: str, folder: Path = WHEELS) -> tuple[BundledWheel, ...]:
     if not candidates and part == HOST:
         raise KernelUnavailable(
             f"[SA-104] {folder / MANIFEST} lists no wheel with the launch code of the kernels (comfy_sage2_host): "
-            "update or reinstall the pack"
+            + REINSTALL
         )
     if not candidates:
         raise KernelUnavailable(
             f"[SA-104] the pack has no {part} kernels; it has kernels for {', '.join(architectures(folder)) or 'none'}"
-            ": update or reinstall the pack"
+            f": {REINSTALL}"
         )
     rank = {tag: position for position, tag in enumerate(sys_tags())}
     fitting = []
@@ -154,9 +154,7 @@ def find_all(part: str, folder: Path = WHEELS) -> tuple[BundledWheel, ...]:
         try:
             tags = parse_wheel_filename(wheel.path.name)[3]
         except InvalidWheelFilename as error:
-            raise KernelUnavailable(
-                f"[SA-106] {folder / MANIFEST} is damaged: {error}; update or reinstall the pack"
-            ) from error
+            raise KernelUnavailable(f"[SA-106] {folder / MANIFEST} is damaged: {error}; {REINSTALL}") from error
         ranks = [rank[tag] for tag in tags if tag in rank]
         if ranks:
             fitting.append((wheel, min(ranks)))

@@ -10,7 +10,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -244,14 +244,6 @@ def place(relative: Path, content: bytes, folders: Sequence[Path]) -> PlacedModu
     )
 
 
-def _older_folders(current: str, parts: Sequence[str], folders: Sequence[Path]) -> Iterator[Path]:
-    for folder in folders:
-        for part in parts:
-            for path in folder.glob(f"comfy_sage2_{part}-*"):
-                if _WHEEL_FOLDER.fullmatch(path.name) and path.name != current and not path.is_symlink():
-                    yield path
-
-
 def remove_older(current: str, parts: Sequence[str], folders: Sequence[Path]) -> None:
     """Remove the modules of other wheels of `parts`, architectures or "host", as far as that is possible.
 
@@ -259,7 +251,10 @@ def remove_older(current: str, parts: Sequence[str], folders: Sequence[Path]) ->
     the system does not let it be deleted (Windows); the next update removes it.
     """
     with contextlib.suppress(OSError):
-        for folder in _older_folders(current, parts, folders):
+        found = (path for folder in folders for part in parts for path in folder.glob(f"comfy_sage2_{part}-*"))
+        for folder in found:
+            if not _WHEEL_FOLDER.fullmatch(folder.name) or folder.name == current or folder.is_symlink():
+                continue
             for pattern in ("_C.*", f"{_CHANGED}_C.*"):
                 for file in folder.glob(pattern):
                     with contextlib.suppress(OSError):

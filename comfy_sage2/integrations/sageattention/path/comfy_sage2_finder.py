@@ -34,16 +34,20 @@ def import_library() -> None:
     """Import comfy_sage2 from this folder under its own name: ComfyUI has not loaded the pack yet."""
     if "comfy_sage2" in sys.modules:
         return
-    spec = importlib.util.spec_from_file_location(
-        "comfy_sage2", LIBRARY / "__init__.py", submodule_search_locations=[str(LIBRARY)]
-    )
-    assert spec is not None and spec.loader is not None  # it is a Python file
-    sys.modules["comfy_sage2"] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(sys.modules["comfy_sage2"])
+        _import_folder("comfy_sage2", LIBRARY)
     except BaseException:
         del sys.modules["comfy_sage2"]  # a half-imported module would hide the reason from the next import
         raise
+
+
+def _import_folder(name: str, folder: Path) -> None:
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None and spec.loader is not None  # it is a Python file
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
 
 
 @cache
@@ -213,13 +217,7 @@ def _load_ours() -> None:
     for name in [name for name in sys.modules if name == NAME or name.startswith(f"{NAME}.")]:
         del sys.modules[name]
     sys.path[:] = [str(PATH), *(entry for entry in sys.path if entry != str(PATH))]  # its metadata comes first too
-    folder = PATH / NAME
-    spec = importlib.util.spec_from_file_location(
-        NAME, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec is not None and spec.loader is not None  # it is a Python file
-    sys.modules[NAME] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[NAME])
+    _import_folder(NAME, PATH / NAME)
 
 
 def installed(

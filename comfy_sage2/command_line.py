@@ -7,8 +7,8 @@ import importlib
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn, Protocol, TypeVar
 
@@ -24,6 +24,7 @@ class Named(Protocol):
 
 
 N = TypeVar("N", bound=Named)
+Number = TypeVar("Number", int, float)
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,35 +44,25 @@ class Parser(argparse.ArgumentParser):
 
 def at_least_1(text: str) -> int:
     """A type of argument: a whole number, 1 or more."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return number
+    return _number(text, int, lambda number: number >= 1, "a whole number of at least 1")
 
 
 def above_0(text: str) -> float:
     """A type of argument: a finite number above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return number
+    return _number(text, float, lambda number: 0 < number < float("inf"), "a number above 0")
 
 
 def seed_number(text: str) -> int:
     """A type of argument: a seed that every generator of random numbers takes."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if not 0 <= number < 1 << 32:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to {(1 << 32) - 1}, got {text!r}")
-    return number
+    return _number(text, int, lambda number: 0 <= number < 1 << 32, f"a whole number from 0 to {(1 << 32) - 1}")
+
+
+def _number(text: str, kind: Callable[[str], Number], will_do: Callable[[Number], bool], wanted: str) -> Number:
+    with suppress(ValueError):
+        number = kind(text)
+        if will_do(number):
+            return number
+    raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r}")
 
 
 def given_or_new_seed(given: int | None) -> int:

@@ -9,7 +9,6 @@ from ...integrations.sageattention.serving import calls as sage_calls
 from ...metrics import average
 from ...text import capitalized
 from ..session.guard import FULL_PRECISION, Guard
-from ..session.handler import Handler
 from ..session.record import NO_PASS, Sampling, Share, Summary
 from ..session.session import Session
 from ..session.sparsity import BlockSparsity, LayerSparsity
@@ -58,15 +57,10 @@ def taken_blocks(summary: Summary) -> list[str]:
 
 def status(session: Session) -> str:
     """What the node itself shows: what will compute the attention, or why nothing of ours does."""
-    return "\n".join((_status(session.handler), *session.handler.notes, *_declared(session)))
-
-
-def _status(handler: Handler) -> str:
-    return (
-        handler.status()
-        if handler.idle_reason is None
-        else f"The model passes through unchanged: {handler.idle_reason}."
-    )
+    handler = session.handler
+    idle = handler.idle_reason
+    first = handler.status() if idle is None else f"The model passes through unchanged: {idle}."
+    return "\n".join((first, *handler.notes, *_declared(session)))
 
 
 def _declared(session: Session) -> list[str]:

@@ -182,29 +182,8 @@ class Calibration(Handler):
 
     def own_report(self, summary: Summary) -> str:
         """See `Handler.own_report`: the error of each variant, the shares of each target, what was left out."""
-        others = [share for share in summary.shares if share.decision.by is not None]
-        if not self.head_dims and others:
-            return (
-                f"SageAttention2: [SA-404] nothing was measured: {others[0].decision.by} took {others[0].calls} calls. "
-                "Put SageAttention2 Calibrate behind that node, or take that node away."
-            )
-        if not self.head_dims and summary.was_passed_over:
-            return (
-                "SageAttention2: [SA-404] nothing was measured: another SageAttention2 node, behind this one, computed "
-                "every call (SA-316). Take that node away while measuring."
-            )
-        if not self.head_dims and summary.sampling is not Sampling.NONE and not summary.passes:
-            return f"SageAttention2: [SA-404] nothing was measured: {NO_PASS[summary.sampling]}."
-        if not self.head_dims and summary.passes:
-            return (
-                f"SageAttention2: [SA-404] nothing was measured: the model was run {summary.passes} times and never "
-                "asked the node (SA-317)."
-            )
         if not self.head_dims:
-            return (
-                "SageAttention2: [SA-404] nothing was sampled for the calibration yet. Connect the sampler's output to "
-                "'samples', so that this waits for it."
-            )
+            return f"SageAttention2: [SA-404] {_why_nothing(summary)}"
         lines = [f"SageAttention2: {self.own_headline(summary)}.", *self._not_exact()]
         if self.measurements:
             measured = {options for modes in self.measurements.values() for options in modes}
@@ -237,3 +216,26 @@ def _wait_for(device: torch.device) -> None:
     """Finish earlier work, so that a measurement's time is its own."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _why_nothing(summary: Summary) -> str:
+    """Why no call came that could be measured."""
+    others = [share for share in summary.shares if share.decision.by is not None]
+    if others:
+        return (
+            f"nothing was measured: {others[0].decision.by} took {others[0].calls} calls. Put SageAttention2 Calibrate "
+            "behind that node, or take that node away."
+        )
+    if summary.was_passed_over:
+        return (
+            "nothing was measured: another SageAttention2 node, behind this one, computed every call (SA-316). Take "
+            "that node away while measuring."
+        )
+    if summary.sampling is not Sampling.NONE and not summary.passes:
+        return f"nothing was measured: {NO_PASS[summary.sampling]}."
+    if summary.passes:
+        return f"nothing was measured: the model was run {summary.passes} times and never asked the node (SA-317)."
+    return (
+        "nothing was sampled for the calibration yet. Connect the sampler's output to 'samples', so that this waits "
+        "for it."
+    )

@@ -206,31 +206,25 @@ class Dispatcher(Handler):
 
     def reasoning(self, summary: Summary) -> Sequence[str]:
         """See `Handler.reasoning`."""
-        lines = (*self.selector.reasoning(summary.layers, summary.steps), *self._measured())
+        lines = list(self.selector.reasoning(summary.layers, summary.steps))
+        choices = None if self.device is None else choices_of(self.device)
+        if choices is not None:
+            lines += [f"measured on this GPU: {line}" for line in choices.lines()]
         policy, rotate = self.settings.policy, self.settings.rotate
         expected = self.expected.options
         if rotate == AUTO and expected is not None and expected.rotate == "on":
-            lines = (
-                *lines,
-                f"rotate is auto, but these {self.expected.backend} kernels can only rotate all heads or none",
-            )
+            lines.append(f"rotate is auto, but these {self.expected.backend} kernels can only rotate all heads or none")
         if policy is not None and self._shorter:
-            lines = (
-                *lines,
+            lines.append(
                 f"{self._shorter} of the passes made fewer attention calls than the first, and the model does not say "
-                "which blocks it left out, so the policy's choices may have gone to other layers there",
+                "which blocks it left out, so the policy's choices may have gone to other layers there"
             )
-        if policy is None or policy.rotate == rotate:
-            return lines
-        return (
-            *lines,
-            f"the policy was measured with rotate {policy.rotate}, but this node has rotate {rotate}, so its errors "
-            f"are not those measured: set rotate to {policy.rotate}, or measure again",
-        )
-
-    def _measured(self) -> list[str]:
-        choices = None if self.device is None else choices_of(self.device)
-        return [] if choices is None else [f"measured on this GPU: {line}" for line in choices.lines()]
+        if policy is not None and policy.rotate != rotate:
+            lines.append(
+                f"the policy was measured with rotate {policy.rotate}, but this node has rotate {rotate}, so its "
+                f"errors are not those measured: set rotate to {policy.rotate}, or measure again"
+            )
+        return lines
 
 
 def _less_exact(mode: str) -> tuple[str, ...]:

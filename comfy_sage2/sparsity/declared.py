@@ -74,9 +74,7 @@ class Sparse:
                     f"[SA-215] sparse: always[{number}] must go from a token to behind a later one, got {tokens}"
                 )
 
-    def reason_against(
-        self, q: torch.Tensor, k: torch.Tensor, options: AttentionOptions, optional: OptionalTensors
-    ) -> str | None:
+    def reason_against(self, options: AttentionOptions, optional: OptionalTensors) -> str | None:
         """Why a call cannot be sparse in this way, in words for the user, or None.
 
         A mask that is the same for all queries is none of these: blocks are chosen among the keys that it shows.
@@ -109,7 +107,7 @@ class Sparse:
         Raises:
             UnsupportedError: for a `reason_against` it.
         """
-        reason = self.reason_against(q, k, options, optional)
+        reason = self.reason_against(options, optional)
         if reason is not None:
             raise UnsupportedError(reason)
         if options.layout == "BNHD":

@@ -11,7 +11,6 @@ from comfy_execution.graph_utils import ExecutionBlocker
 from PIL import Image
 
 from comfy_sage2.comfyui.nodes.support import (
-    CATEGORY,
     IMPORT_ERROR,
     PASSED_THROUGH,
     POLICY,
@@ -45,7 +44,6 @@ class SageAttention2(io.ComfyNode):
         return schema(
             node_id="SageAttention2",
             display_name="SageAttention2",
-            category=CATEGORY,
             description="Makes a model's attention faster: it computes queries and keys in 8 or 4 bits and values in 8 "
             "or 16 bits, and smooths them so that the result stays close to full precision.",
             hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
@@ -208,7 +206,6 @@ class SageAttention2Report(io.ComfyNode):
         return schema(
             node_id="SageAttention2Report",
             display_name="SageAttention2 Report",
-            category=CATEGORY,
             description="Shows after sampling how much faster it was and how close to full precision, which attention "
             "computed how many calls, and why some were left to ComfyUI's attention.",
             hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],

@@ -7,7 +7,6 @@ from typing import Any
 from comfy_api.latest import io
 
 from .support import (
-    CATEGORY,
     IMPORT_ERROR,
     PASSED_THROUGH,
     advanced,
@@ -35,7 +34,6 @@ class SageAttention2AutoPolicy(io.ComfyNode):
         return schema(
             node_id="SageAttention2AutoPolicy",
             display_name="SageAttention2 Auto Policy",
-            category=CATEGORY,
             description="The first run with a model is in full precision and measured. From the next run on each layer "
             "takes the fastest mode that the quality allows. If you change the model, a LoRA or the size, the node "
             "measures again.",

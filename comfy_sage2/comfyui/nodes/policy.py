@@ -10,7 +10,6 @@ from comfy_api.latest import io
 from comfy_execution.graph_utils import ExecutionBlocker
 
 from .support import (
-    CATEGORY,
     IMPORT_ERROR,
     PASSED_THROUGH,
     POLICY,
@@ -42,7 +41,6 @@ class SageAttention2Calibrate(io.ComfyNode):
         return schema(
             node_id="SageAttention2Calibrate",
             display_name="SageAttention2 Calibrate",
-            category=CATEGORY,
             description="The next sampling runs in full precision and measures the error of each mode in each layer. "
             "SageAttention2 Make Policy turns the result into a policy.",
             search_aliases=["sage calibrate", "measure attention", "mixed precision"],
@@ -90,7 +88,6 @@ class SageAttention2MakePolicy(io.ComfyNode):
         return schema(
             node_id="SageAttention2MakePolicy",
             display_name="SageAttention2 Make Policy",
-            category=CATEGORY,
             description="After sampling with SageAttention2 Calibrate: chooses the fastest mode that the quality "
             "allows, for each layer and each part of the steps.",
             search_aliases=["sage policy", "save policy"],
@@ -158,7 +155,6 @@ class SageAttention2LoadPolicy(io.ComfyNode):
         return schema(
             node_id="SageAttention2LoadPolicy",
             display_name="SageAttention2 Load Policy",
-            category=CATEGORY,
             description="A policy that was made earlier, stored in the workflow or in a file.",
             search_aliases=["sage policy"],
             inputs=[

@@ -169,7 +169,7 @@ def skip_input(when: str = "What earlier versions had in place of sparse. It is 
 def schema(**options: Any) -> io.Schema:
     """A schema of those options that this ComfyUI knows: older ones have no `search_aliases` and no `is_dev_only`."""
     known = io.Schema.__dataclass_fields__
-    return io.Schema(**{name: value for name, value in options.items() if name in known})
+    return io.Schema(**{name: value for name, value in {"category": CATEGORY, **options}.items() if name in known})
 
 
 def checked(execute: Execute) -> Execute:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from PIL import Image
 
@@ -156,21 +157,14 @@ class _Drawing:
 
     def served(self) -> None:
         """A map of what computed each layer and step."""
-
-        def draw(width: int, height: int) -> Image.Image:
-            return heatmap.served_map(self.summary, self.colors, width, height)
-
+        draw = partial(heatmap.served_map, self.summary, self.colors)
         self._map("What computed each layer (down) and step (across)", draw, None)
 
     def errors(self) -> None:
         """A map of the errors with its color bar; the largest error is framed and named."""
-
-        def draw(width: int, height: int) -> Image.Image:
-            return heatmap.error_map(self.summary, width, height)
-
         cell = worst_cell(self.summary)
         assert cell is not None  # something was measured
-        self._map("Error of each layer (down) and step (across)", draw, cell)
+        self._map("Error of each layer (down) and step (across)", partial(heatmap.error_map, self.summary), cell)
         style, sheet, found = self.style, self.sheet, self.summary.agreement[cell]
         sheet.paste(heatmap.color_bar(sheet.inner, style.small), style.margin)
         sheet.top += style.small + 8

@@ -67,10 +67,7 @@ def reason_against(architecture: str, index: int | None, variants: Sequence[Vari
     place = (architecture, _device_index(index))
     with _lock:
         if place not in _results:
-            if torch.cuda.is_current_stream_capturing():
-                _postponed.add(place)
-                return None
-            result = _result(*place, variants)
+            result = None if torch.cuda.is_current_stream_capturing() else _result(*place, variants)
             if result is None:
                 _postponed.add(place)
                 return None

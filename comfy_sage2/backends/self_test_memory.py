@@ -41,8 +41,7 @@ class Slot:
     def of(self, buffer: torch.Tensor) -> torch.Tensor:
         """The tensor, a view of `buffer`."""
         whole = buffer[self.offset : self.offset + self.bytes].view(self.dtype).view(self._memory)
-        inner = whole[:, :, : self.shape[1]].transpose(1, 2) if self.layout == "BNHD" else whole[:, :, : self.shape[2]]
-        return inner
+        return whole[:, :, : self.shape[1]].transpose(1, 2) if self.layout == "BNHD" else whole[:, :, : self.shape[2]]
 
 
 @dataclass

@@ -14,6 +14,7 @@ import logging
 import sys
 import threading
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -27,9 +28,7 @@ _log = logging.getLogger(__name__)
 _lock = threading.RLock()
 _modules: dict[str, ModuleType] = {}
 _failures: dict[str, str] = {}
-_reasons: dict[str, str | None] = {}
 _ignored: dict[str, str] = {}
-_fingerprints: dict[str, str] = {}
 # The wheels that a module was made of; none for an installed one.
 _wheels: dict[str, tuple[manifest.BundledWheel, ...]] = {}
 # The bundled launch code, by the checksum of its wheel.
@@ -230,31 +229,27 @@ def _driver_reason(module: ModuleType) -> str | None:
     )
 
 
+@cache
 def reason_unavailable(architecture: str) -> str | None:
     """Why the kernels of an architecture cannot run on this machine, or None when they can.
 
     Covers the module and the driver, not the GPU. The answer is kept for the life of the process.
     """
-    with _lock:
-        if architecture not in _reasons:
-            try:
-                _reasons[architecture] = _driver_reason(load(architecture))
-            except KernelUnavailable as error:
-                _reasons[architecture] = str(error)
-        return _reasons[architecture]
+    try:
+        return _driver_reason(load(architecture))
+    except KernelUnavailable as error:
+        return str(error)
 
 
+@cache
 def fingerprint(architecture: str) -> str:
     """The SHA-256 that tells one build of an architecture's module from another. KernelUnavailable as for `load`.
 
     That of the bundled wheels, by their sums in the manifest, or that of an installed module's files.
     """
-    with _lock:
-        module = load(architecture)
-        if architecture not in _fingerprints:
-            sums = "".join(wheel.sha256 for wheel in bundled_wheels(architecture))
-            _fingerprints[architecture] = hashlib.sha256(sums.encode()).hexdigest() if sums else _hash_of_files(module)
-        return _fingerprints[architecture]
+    module = load(architecture)
+    sums = "".join(wheel.sha256 for wheel in bundled_wheels(architecture))
+    return hashlib.sha256(sums.encode()).hexdigest() if sums else _hash_of_files(module)
 
 
 def _hash_of_files(module: ModuleType) -> str:

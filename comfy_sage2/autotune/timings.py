@@ -175,10 +175,10 @@ class Times:
             return None
         seconds: dict[tuple[Candidate, Work], float] = {}
         errors: dict[tuple[Candidate, int], ErrorsOfKinds] = {}
-        for row in rows:
-            one, times, found = _row(row)
-            if one is None or len(times) != len(works) or None in works:
+        for row in map(_row, rows):
+            if row is None or len(row[1]) != len(works) or None in works:
                 return None
+            one, times, found = row
             seconds |= {(one, work): float(t) for work, t in zip(works, times, strict=True) if work and t is not None}
             errors |= {(one, int(head_dim)): tuple(values) for head_dim, values in found.items()}
         return cls(seconds, float(noise), errors) if seconds else None  # type: ignore[arg-type]
@@ -193,22 +193,21 @@ def _work(values: object) -> Work | None:
     return Work(*values) if is_sized and all(isinstance(flag, bool) for flag in flags) else None
 
 
-def _row(row: object) -> tuple[Candidate | None, list[Any], dict[str, Any]]:
-    """A candidate from outside, its seconds and errors; (None, [], {}) when something in it is wrong."""
-    nothing: tuple[None, list[Any], dict[str, Any]] = (None, [], {})
+def _row(row: object) -> tuple[Candidate, list[Any], dict[str, Any]] | None:
+    """A candidate from outside, its seconds and errors; None when something in it is wrong."""
     if not isinstance(row, dict) or row.keys() != {"candidate", "seconds", "errors"}:
-        return nothing
+        return None
     one, seconds, errors = _candidate(row["candidate"]), row["seconds"], row["errors"]
-    if one is None or not isinstance(seconds, list) or not isinstance(errors, dict):
-        return nothing
-    if not all(value is None or _is_number(value, *_SECONDS) for value in seconds):
-        return nothing
-    for head_dim, values in errors.items():
-        if not (head_dim.isdecimal() and len(head_dim) < 5 and isinstance(values, list)):
-            return nothing
-        if not all(value is None or _is_number(value, 0.0, _LARGEST_ERROR) for value in values):
-            return nothing
-    return one, seconds, errors
+    if one is None or not isinstance(errors, dict) or not _are_numbers(seconds, *_SECONDS):
+        return None
+    if not all(head_dim.isdecimal() and len(head_dim) < 5 for head_dim in errors):
+        return None
+    return (one, seconds, errors) if all(_are_numbers(e, 0.0, _LARGEST_ERROR) for e in errors.values()) else None
+
+
+def _are_numbers(values: object, least: float, most: float) -> bool:
+    """Whether `values` is a list of numbers within these limits, with None where there is none."""
+    return isinstance(values, list) and all(value is None or _is_number(value, least, most) for value in values)
 
 
 def _candidate(values: object) -> Candidate | None:

@@ -47,6 +47,14 @@ class CallSite(NamedTuple):
     is_self: bool = True
 
 
+def share_of_steps(step: int, steps: int) -> float:
+    """The share of `steps` that come before `step` (from 0), to be compared with a bound.
+
+    A little more: a bound that was computed, as 0.1 + 0.2, may lie just beside its step.
+    """
+    return (step + 1e-6) / steps
+
+
 def label(options: AttentionOptions | None) -> str:
     """The options in a few words for the user, such as "4b · smooth V"; None is full precision."""
     if options is None:

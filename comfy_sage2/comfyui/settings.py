@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ..call_site import share_of_steps
 from ..options import EXACT, ROTATIONS, AttentionOptions, check_choice, rotation_of
 from ..options import MODES as QUANTIZED
 from ..policy.calibrated import COMPUTE_ALL, SKIP, SPARSE, Policy
@@ -68,7 +69,7 @@ class SparsityChoice:
 
     def is_dense(self, step: int, steps: int) -> bool:
         """Whether `step` (from 0) of `steps` is one of the first ones."""
-        return (step + 1e-6) / steps < self.dense_share
+        return share_of_steps(step, steps) < self.dense_share
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ class Settings:
 
     def reason_for_step(self, step: int, steps: int) -> str | None:
         """Why the node is not active in `step` (from 0) of `steps`, or None when it is."""
-        share = (step + 1e-6) / steps  # a share that was computed, as 0.1 + 0.2, may lie just beside its step
+        share = share_of_steps(step, steps)
         if share < self.start_percent or (share >= self.end_percent and self.end_percent < 1.0):
             return (
                 f"[SA-302] the step is outside 'active from' {self.start_percent:g} to 'active until' "

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..autotune.cost_model import TunedChoices
-from ..call_site import CallSite, Layer, indexed_name, label
+from ..call_site import CallSite, Layer, indexed_name, label, share_of_steps
 from ..metrics import Agreement
 from ..options import AttentionOptions
 from ..text import quoted
@@ -154,8 +154,7 @@ class Policy:
 
 def part_of(step: int, steps: int, bounds: tuple[float, ...]) -> int:
     """The index of the part of `bounds` in which `step` (from 0) of `steps` begins."""
-    share = (step + 1e-6) / steps
-    return min(max(bisect_right(bounds, share) - 1, 0), len(bounds) - 2)
+    return min(max(bisect_right(bounds, share_of_steps(step, steps)) - 1, 0), len(bounds) - 2)
 
 
 def make_policy(

@@ -16,7 +16,7 @@ from ..session.session import Session
 from . import heatmap
 from .colors import BROKEN, FAINT, LEFT, SERVED, TEXT, Color
 from .drawing import Sheet
-from .text import NOT_PATCHED, base_of, first_line, headline, status, time_lines
+from .text import NOT_PATCHED, base_of, first_line, headline, status, time_lines, took
 from .verdict import worst_cell
 
 # By mode and smooth_v: all else is the same in all calls of a node.
@@ -148,8 +148,7 @@ class _Drawing:
             label = share.decision.label
             if share.decision.backend is None:
                 label = f"left to {share.decision.by or FULL_PRECISION}: {label}"
-            took = f", {share.seconds:.2f} s" if self.summary.timed else ""
-            yield self.colors[share.decision], f"{share.calls} calls{took}: {label}"
+            yield self.colors[share.decision], f"{share.calls} calls{took(share, self.summary)}: {label}"
         rest = shares[len(shown) :]
         if rest:
             calls = sum(share.calls for share in rest)

@@ -196,7 +196,7 @@ def _steps(summary: Summary) -> list[str]:
 
 def _served(summary: Summary) -> list[str]:
     served = [share for share in summary.shares if share.decision.backend is not None]
-    rows = [f"  {share.decision.label}: {share.calls} calls{_seconds(share, summary)}" for share in served]
+    rows = [f"  {share.decision.label}: {share.calls} calls{took(share, summary)}" for share in served]
     return ["Computed by"] + rows if rows else []
 
 
@@ -205,12 +205,13 @@ def _fallbacks(summary: Summary) -> list[str]:
     for share in summary.shares:
         if share.decision.backend is None:
             heading = f"Left to {share.decision.by or FULL_PRECISION}"
-            row = f"  {share.calls} calls{_seconds(share, summary)}: {share.decision.label}"
+            row = f"  {share.calls} calls{took(share, summary)}: {share.decision.label}"
             rows.setdefault(heading, [heading]).append(row)
     return [row for group in rows.values() for row in group]
 
 
-def _seconds(share: Share, summary: Summary) -> str:
+def took(share: Share, summary: Summary) -> str:
+    """The time of its calls, behind their number; empty where calls were not timed."""
     return f", {share.seconds:.2f} s" if summary.timed else ""
 
 

@@ -30,7 +30,7 @@ def z_image_turbo_text_to_image(g: Graph) -> None:
         ("EmptySD3LatentImage", SQUARE), STILL, None,
         {"steps": 8, "cfg": 1.0, "sampler_name": "res_multistep", "scheduler": "simple"}, "z_image",
         shift=("ModelSamplingAuraFlow", 3.0),
-        notes=("For the base model exchange the model file, take 25 steps and cfg 4.",),
+        notes=("For the base model, replace the model file, and set 25 steps and cfg 4.",),
     ).build(g)  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def flux2_klein_text_to_image(g: Graph) -> None:
     guider = g.node("CFGGuider", 3, model=sage[0], positive=prompt[0], negative=nothing[0], cfg=1.0)
     sigmas = g.node("Flux2Scheduler", 3, steps=4, **SQUARE)
     sampler = guided_sampler_node(g, 3, guider, "euler", sigmas, latent[0])
-    base = "For the base model exchange the model file, take 20 steps, cfg 5 and an empty negative prompt."
+    base = "For the base model, replace the model file, set 20 steps and cfg 5, and leave the negative prompt empty."
     finish(g, sage[0], sampler[0], vae, "flux2_klein", None, base)
 
 

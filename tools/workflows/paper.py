@@ -29,7 +29,7 @@ def wan21_text_to_video(g: Graph) -> None:
     Plain(
         WAN21_FILES, ("EmptyHunyuanLatentVideo", WAN21_LATENT), FOX, BAD_VIDEO,
         {"steps": 30, "cfg": 6.0, "sampler_name": "uni_pc", "scheduler": "simple"}, "wan21",
-        shift=("ModelSamplingSD3", 8.0), fps=16.0, notes=("For Wan 2.1 14B exchange the model file only.",),
+        shift=("ModelSamplingSD3", 8.0), fps=16.0, notes=("For Wan 2.1 14B, replace only the model file.",),
     ).build(g)  # fmt: skip
 
 
@@ -94,10 +94,10 @@ def cogvideox_object_removal(g: Graph) -> None:
     )  # fmt: skip
     finish(
         g, sage[0], sampler[0], vae, "cogvideox", parts[2],
-        "The prompt says what is to be seen once the object is gone. The first 85 frames are taken; other good lengths "
-        "are 8 n + 5.",
-        "These are the CogVideoX weights that ComfyUI's core nodes read: the text-to-video files of the model's "
-        "authors name their tensors otherwise.",
+        "In the prompt, write what the video shows after the object is gone. The workflow takes the first 85 frames. "
+        "Other good lengths are 5, 13, 21 and so on (8 n + 5).",
+        "ComfyUI's core nodes can read these CogVideoX weights. They cannot read the text-to-video files of the "
+        "model's authors, in which the tensors have other names.",
     )  # fmt: skip
 
 
@@ -120,5 +120,5 @@ def sd35_text_to_image(g: Graph) -> None:
         Files(f"{HUB}/Comfy-Org/stable-diffusion-3.5-fp8/resolve/main/sd3.5_large_fp8_scaled.safetensors"),
         ("EmptySD3LatentImage", SQUARE), STILL, "",
         {"steps": 20, "cfg": 4.0, "sampler_name": "euler", "scheduler": "sgm_uniform"}, "sd35",
-        notes=("The checkpoint has its text encoders and its VAE inside.",),
+        notes=("The checkpoint holds the text encoders and the VAE too.",),
     ).build(g)  # fmt: skip

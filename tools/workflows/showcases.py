@@ -25,11 +25,13 @@ def calibrate_then_render(g: Graph) -> None:
     save_video(g, 5, sampler[0], vae, 16.0, "by_policy")
     g.note(
         2, "How it works",
-        "1. **Run**: the node samples in full precision and measures each layer along the way.\n"
-        "2. **Run** again: each layer takes the fastest mode that **quality** allows. The report compares the result "
-        "with full precision; switch **measure_quality** off afterwards.\n"
-        "3. *Keep in this workflow* writes the policy into the node. Save the workflow: it renders by it at once.\n\n"
-        "With another model, LoRA or size the node measures anew.",
+        "1. Press **Run**. *SageAttention2 Auto Policy* samples in full precision and measures each layer.\n"
+        "2. Press **Run** again. Each layer now takes the fastest mode that **quality** allows. The report compares "
+        "the result with full precision. Switch **measure quality** off afterwards, because it costs time.\n"
+        "3. Press *Keep in this workflow*, which writes the policy into the node, and save the workflow. It then uses "
+        "this policy without measuring.\n\n"
+        "If you change the model, a LoRA or the size, the node measures again. If the node keeps a policy, delete the "
+        "text in **policy** first.",
     )  # fmt: skip
     weights_note(g, 1)
 
@@ -45,8 +47,8 @@ def compare_with_full_precision(g: Graph) -> None:
     report_node(g, 4, shift[0], sampler[0])
     g.note(
         4, "What to look at",
-        "Both videos start from the same noise. The report says how far each layer is from full precision, and what "
-        "time was saved. Small differences in the picture are normal; another composition is not.",
+        "Both videos start from the same noise. The report says how far the worst layers are from full precision, and "
+        "how much time the node saved. It is normal that small details differ. Another composition is not normal.",
     )  # fmt: skip
     weights_note(g, 2)
 
@@ -72,11 +74,11 @@ def demo_model(g: Graph) -> None:
     save_video(g, 5, sampler[0], vae[0], 8.0, "demo")
     g.note(
         1, "About this model",
-        "The model comes with the pack, in **lab/models/demo**: there is nothing to download and nothing to copy. It "
-        "needs ComfyUI 0.8 or newer.\n\n"
-        "It runs without a GPU too: with **backend** *auto or reference* the slow reference computes what no kernel "
-        "can.\n\n"
-        "It knows a few words only; change the colors and shapes in the caption.\n\n"
-        "**To measure your GPU**, run it and read the lines *measured on this GPU* in the report: speed and error of "
-        "each mode and of other attentions.",
+        "Every clone of the pack holds this model, in **lab/models/demo**. You need not download or copy anything. The "
+        "workflow needs ComfyUI 0.8 or newer.\n\n"
+        "The workflow also runs without a GPU: with **backend** on *auto or reference*, the slow reference computes "
+        "the attention if no kernel can.\n\n"
+        "The model knows only a few words. You can change the colors and shapes in the caption.\n\n"
+        "**To measure your GPU**, run the workflow and read the lines *measured on this GPU* in the report. They give "
+        "the speed and error of each mode and of other attentions.",
     )  # fmt: skip

@@ -62,7 +62,9 @@ def _finish_h3(
     report_node(g, 4, model[0], sampler[0])
     sound = g.node("VAEDecodeAudio", 5, samples=sampler[0], vae=audio_vae[0])
     save_video(g, 5, sampler[0], vae, 24.0, name, audio=sound[0])
-    weights_note(g, 2, "Good lengths are 5 + 17 n pictures, 24 a second.", *notes)
+    weights_note(
+        g, 2, "Good lengths are 22, 39, 56 frames and so on (5 + 17 n). A second of video has 24 frames.", *notes
+    )
 
 
 def minimax_h3_text_to_video(g: Graph) -> None:
@@ -107,7 +109,9 @@ def fasth3_text_to_video(g: Graph) -> None:
     shifted = g.node("MiniMaxH3SigmaShift", 1, model=unet, shift_video=10.0, shift_audio=3.0)
     sage = sage_node(g, 2, shifted[0])
     sparse = g.node("BlockSparseAttention", 2, model=sage[0], selection="vsa")
-    dense = "The sparse node starts after a fifth of the steps; the dense ones before it are SageAttention2's."
+    dense = (
+        "*Model Sparse Attention* works after the first fifth of the steps. SageAttention2 computes these first steps."
+    )
     _finish_h3(g, "fasth3", sparse, task, vae, audio_vae, 8, dense, "Needs ComfyUI 0.43 or newer.")
 
 
@@ -149,7 +153,7 @@ def _ltx2(
     sound = g.node("LTXVAudioVAEDecode", 6, samples=done[1], audio_vae=audio_vae)
     save_video(g, 6, done[0], vae, LTX_RATE, name, audio=sound[0], tiled=True)
     collapse(start, parts, large, joined, done, sound)
-    weights_note(g, 2, "One *SageAttention2* node is in both samplings. The report is of the second.", *notes)
+    weights_note(g, 2, "One *SageAttention2* node works in both samplings. The report is about the second one.", *notes)
 
 
 def _first_frame(g: Graph) -> Output:
@@ -227,7 +231,7 @@ def _ltx23(g: Graph, name: str, *, pictured: bool) -> None:
     _ltx2(
         g, name, (fast[0], clip[0], checkpoint[2], audio_vae[0]),
         f"{HUB}/Lightricks/LTX-2.3/resolve/main/ltx-2.3-spatial-upscaler-x2-1.1.safetensors", "euler", guide,
-        "LoRAs stand before *SageAttention2*.", pictured=pictured,
+        "Put LoRAs before *SageAttention2*.", pictured=pictured,
     )  # fmt: skip
 
 
@@ -323,7 +327,7 @@ def wan_animate2(g: Graph) -> None:
     trimmed = g.node("TrimVideoLatent", 4, samples=sampler[0], trim_amount=task[3])
     report_node(g, 4, shift[0], sampler[0])
     save_video(g, 5, trimmed[0], vae[0], motion[2], "wan_animate2")
-    weights_note(g, 2, "LoRAs stand before *SageAttention2*.")
+    weights_note(g, 2, "Put LoRAs before *SageAttention2*.")
 
 
 def hunyuanvideo15_text_to_video(g: Graph) -> None:

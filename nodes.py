@@ -44,8 +44,8 @@ class SageAttention2(io.ComfyNode):
         return schema(
             node_id="SageAttention2",
             display_name="SageAttention2",
-            description="Makes a model's attention faster: it computes queries and keys in 8 or 4 bits and values in 8 "
-            "or 16 bits, and smooths them so that the result stays close to full precision.",
+            description="Makes a model's attention faster: it rounds queries and keys to 8 or 4 bits and values to 8 "
+            "or 16 bits. It subtracts means before it rounds, so that the result stays close to full precision.",
             hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
             search_aliases=[
                 "patch sage",
@@ -70,11 +70,11 @@ class SageAttention2(io.ComfyNode):
                     "mode",
                     options=MODES,
                     default="8b",
-                    tooltip="Bits of queries and keys. 8b: close to full precision, the usual choice. 4b: less exact, "
-                    "and faster only on RTX 40 cards. precise: 8 bits with values in 16 bits, closer to full precision "
-                    "than 8b and a little slower. auto: where 4b is faster than 8b it takes 4b in the middle steps and "
-                    "layers, and 8b elsewhere. exact: quantizes nothing and takes the fastest exact attention. off: "
-                    "leaves the model as it is.",
+                    tooltip="Bits of queries and keys. 8b: close to full precision, the usual choice. 4b: less exact. "
+                    "It can save time only on RTX 40 cards. precise: 8 bits with values in 16 bits, closer to full "
+                    "precision than 8b and a little slower. auto: where 4b is faster than 8b it takes 4b in the "
+                    "middle steps and layers, and 8b elsewhere. exact: quantizes nothing and takes the fastest "
+                    "exact attention. off: leaves the model as it is.",
                 ),
                 sparse_input(),
                 POLICY.Input(

@@ -63,8 +63,8 @@ def cost_limit_input(percent: float, of: str) -> io.Input:
             min=1.0,
             max=500.0,
             step=1.0,
-            tooltip=f"Time that measuring may take, in percent of {of}. Parts that were not measured take the most "
-            "cautious mode.",
+            tooltip=f"Time that measuring may take, in percent of {of}. Parts that were not measured take the "
+            "most exact mode of their layer.",
         )
     )
 

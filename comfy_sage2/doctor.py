@@ -183,7 +183,11 @@ def _measured_lines(measure: Callable[[int], TunedChoices | None]) -> Iterator[s
 
     def table(index: int) -> str:
         choices = measure(index)
-        return "not yet: doctor --measure does it, or the first node" if choices is None else "\n".join(choices.lines())
+        return (
+            "not yet: the first run of a node measures it, and so does doctor --measure"
+            if choices is None
+            else "\n".join(choices.lines())
+        )
 
     for device in devices():
         for line in _guarded(table, device.index).splitlines() if device.type == "cuda" else ():
@@ -199,12 +203,12 @@ def _peer_lines() -> Iterator[str]:
 def _other_packs() -> str:
     """Who serves packs that import `sageattention`."""
     if offer.other_package() is not None:
-        return f"the {offer.NAME} that is installed in this Python serves them"
+        return f"the {offer.NAME} that is installed in this Python"
     backend, reason = offer.serving()
     if backend is None:
         why = reason if reason is not None and reason.startswith(_WRONG_CHOICE) else "no kernel runs here"
-        return f"nobody: no {offer.NAME} is installed, and this pack cannot take its place: {why}"
-    return f"{backend}, when ComfyUI is started with --use-sage-attention or the pack's setting is on"
+        return f"nothing: no {offer.NAME} is installed, and this pack cannot take its place: {why}"
+    return f"{backend}, if you start ComfyUI with --use-sage-attention or switch on the pack's setting"
 
 
 def report(found: list[Verdict], measure: Callable[[int], TunedChoices | None]) -> str:
@@ -219,7 +223,7 @@ def report(found: list[Verdict], measure: Callable[[int], TunedChoices | None]) 
     lines += ["self-test of the kernels", *(list(_self_test_lines()) or [_line("none", "no kernels for a GPU here")])]
     lines += ["attentions of other packages", *_peer_lines()]
     lines += ["measured speed", *(list(_measured_lines(measure)) or [_line("none", "no GPU here")])]
-    lines += [f"packs that import {offer.NAME}", _line("served by", _guarded(_other_packs))]
+    lines += [f"packs that import {offer.NAME}", _line("computed by", _guarded(_other_packs))]
     lines.append("backend for each mode (float16, head_dim 128)")
     for device in dict.fromkeys(verdict.device for verdict in found):
         lines += _verdict_lines([verdict for verdict in found if verdict.device == device])
@@ -250,7 +254,7 @@ def _share(text: str) -> bool:
     """Write a file for each GPU and say where it is and what to do with it; whether there is one."""
     gpus = [device.index for device in devices() if device.type == "cuda"]
     if not gpus:
-        say("Nothing to share: this torch can use no NVIDIA GPU.")
+        say("There is nothing to share, because this torch can use no NVIDIA GPU.")
         return False
     try:
         for index in gpus:
@@ -258,5 +262,5 @@ def _share(text: str) -> bool:
     except OSError as error:
         say(f"The file to share cannot be written: {error}. Run this in a folder where you may write.")
         return False
-    say("Look at what it says, then attach it to a new issue of the repository that you have this pack from.")
+    say("Read the file, and then attach it to a new issue in the repository from which you have this pack.")
     return True

@@ -96,7 +96,7 @@ def test_now(architecture: str, index: int, variants: Sequence[Variant]) -> Test
     with _lock:
         result = _tested(architecture, index, variants, _key(architecture, index, variants))
         if result is None:
-            raise RuntimeError("[SA-113] the GPU's memory does not suffice for the self-test")
+            raise RuntimeError("[SA-113] the GPU has not enough free memory for the self-test")
         _results[architecture, index] = result
         return result
 
@@ -135,13 +135,13 @@ def _tested(
     reason = failed.pop(None, None)
     if reason is not None:
         reason = (
-            f"[SA-113] the self-test of these kernels failed on this GPU: {reason}. They are not used here; update the "
-            "driver and the pack, and report it if that does not help"
+            f"[SA-113] the self-test of these kernels failed on this GPU: {reason}. The pack does not use them "
+            "here. Update the driver and the pack, and report it if that does not help"
         )
         log.warning("SageAttention2: %s: %s", architecture, reason)
     formats = {
-        pv: f"[SA-113] the self-test of pv {pv} failed on this GPU: {found}. Another product P V serves in its place; "
-        "update the driver and the pack, and report it if that does not help"
+        pv: f"[SA-113] the self-test of pv {pv} failed on this GPU: {found}. The kernels use another format for "
+        "the product of P and V. Update the driver and the pack, and report it if that does not help"
         for pv, found in failed.items()
         if pv is not None
     }

@@ -147,8 +147,8 @@ class Policy:
     def reasoning(self, layers: int, steps: int) -> tuple[str, ...]:
         """See `ModeSelector.reasoning`."""
         return (
-            f"{self.description}: {self.shares} of all layers and parts of the steps (where the kernel has no 4b, 8b "
-            "serves; where it has no precise, full precision)",
+            f"{self.description}: {self.shares} of all layers and parts of the steps (a kernel that has no 4b "
+            "computes 8b in its place; if it has no precise, those calls stay in full precision)",
         )
 
 

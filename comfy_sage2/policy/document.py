@@ -83,12 +83,12 @@ def from_text(text: str) -> Policy:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:  # a number of too many digits is a plain ValueError
         raise ValueError(
-            f"[SA-501] the policy is no JSON ({error}): paste the whole text that SageAttention2 Make Policy gave"
+            f"[SA-501] the policy is not JSON ({error}): paste the whole text that SageAttention2 Make Policy gave"
         ) from error
     document = _object(document, "the policy")
     if document.get("schema") != SCHEMA:
         raise ValueError(
-            f"[SA-502] schema must be {SCHEMA!r}, got {quoted(document.get('schema'))}: this is no SageAttention2 "
+            f"[SA-502] schema must be {SCHEMA!r}, got {quoted(document.get('schema'))}: this is not a SageAttention2 "
             "policy"
         )
     version = document.get("version")

@@ -17,7 +17,7 @@ from .installations import REPOSITORY, Installation
 from .prompts import LATENT, sage, sampling
 
 FLAG = "--use-sage-attention"
-OFFERED = "packs that import sageattention are served by this pack (reference)"
+OFFERED = "this pack computes the attention of packs that import sageattention (reference)"
 
 
 @pytest.fixture(scope="module")

@@ -155,7 +155,7 @@ def test_why_torch_has_no_gpu(
 
 def line_about_other_packs(capsys: pytest.CaptureFixture[str]) -> str:
     doctor.main([])
-    return next(line for line in capsys.readouterr().out.splitlines() if "served by" in line)
+    return next(line for line in capsys.readouterr().out.splitlines() if "computed by" in line)
 
 
 def test_it_says_who_serves_packs_that_import_sageattention(
@@ -168,11 +168,11 @@ def test_it_says_who_serves_packs_that_import_sageattention(
     assert "this pack cannot take its place: [SA-601] the environment variable" in line_about_other_packs(capsys)
     monkeypatch.delenv(offer.BACKEND_VARIABLE)
     install(monkeypatch, Accelerated("good", works=True))
-    assert "good, when ComfyUI is started with --use-sage-attention" in line_about_other_packs(capsys)
+    assert "good, if you start ComfyUI with --use-sage-attention" in line_about_other_packs(capsys)
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: ModuleSpec(name, None, origin="/site/sageattention/__init__.py")
     )
-    assert "is installed in this Python serves them" in line_about_other_packs(capsys)
+    assert "is installed in this Python" in line_about_other_packs(capsys)
 
 
 def test_it_names_attentions_of_other_packages(

@@ -122,7 +122,10 @@ def test_without_a_gpu_there_is_nothing_to_share(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(doctor, "devices", lambda: [torch.device("cpu")])
     assert doctor.main(["--share"]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "Nothing to share: this torch can use no NVIDIA GPU."
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == "There is nothing to share, because this torch can use no NVIDIA GPU."
+    )
     assert not list(tmp_path.iterdir())
 
 

@@ -12,13 +12,13 @@ REPORT = "SageAttention2Report"  # the id of the report node
 # KJNodes' patches that import `sageattention`, by their ids; several models have a memory patch of their own.
 KJNODES_SAGE, KJNODES_MEMORY = "PathchSageAttentionKJ", "MemoryEfficientSageAttention"
 SAGE_BESIDE = (
-    "[SA-316] KJNodes' Patch Sage Attention is in this workflow too: it needs the package sageattention and takes this "
-    "node's calls. Delete it; this node does the same"
+    "[SA-316] KJNodes' Patch Sage Attention is in this workflow too. It needs the package sageattention and takes the "
+    "calls from this node. Delete it, because this node does the same"
 )
 MEMORY_BESIDE = (
-    "[SA-316] a Memory Efficient Sage Attention patch of KJNodes is in this workflow too: it needs the kernels of the "
-    "package sageattention, which this pack does not have, and never asks this node. Delete it and let this node serve "
-    "the model"
+    "[SA-316] a Memory Efficient Sage Attention patch of KJNodes is in this workflow too. It needs the kernels of the "
+    "package sageattention, which this pack does not have, and it never asks this node. Delete it, and this node "
+    "computes the model's attention"
 )
 
 

@@ -211,7 +211,10 @@ class AutoPolicy(Handler):
             return f"Renders by the policy kept here: {self._kept.shares}."
         if not self.policy_text():
             return f"The next sampling is in full precision and measured. {NEXT}."
-        return "Renders by the policies that it measured. It measures anew when model, LoRAs, size or steps change."
+        return (
+            "Renders by the policies that it measured. It measures again when the model, a LoRA, the size or the steps "
+            "change."
+        )
 
     def policy_text(self) -> str:
         """See `Handler.policy_text`: the policy of what this node sampled last, in its workflow; a kept one stays."""
@@ -258,7 +261,7 @@ class AutoPolicy(Handler):
         self.title = MEASURING
         log.info("SageAttention2: auto policy: %s; this sampling is in full precision and measured", why)
         # Until it does.
-        self._said = f"No policy was made, since {UNFINISHED}: run it again to the end."
+        self._said = f"No policy was made, because {UNFINISHED}. Run the workflow again to the end."
 
     def _drop(self, handler: Handler, error: ValueError) -> None:
         """The policy of `handler` does not fit; ValueError once more where `handler` has none."""

@@ -167,8 +167,8 @@ class Calibration(Handler):
         if self.sampled_by is None:
             return []
         return [
-            f"[SA-409] {self.sampled_by} computes the sampling, and may quantize: the errors are measured on what it "
-            "gives, not on full precision."
+            f"[SA-409] {self.sampled_by} computes the attention of this sampling and may quantize it, so the node does "
+            "not measure with the queries, keys and values of full precision."
         ]
 
     def own_headline(self, summary: Summary) -> str:
@@ -191,8 +191,8 @@ class Calibration(Handler):
             lines += [f"  quality {name}: {self.policy(name).shares}" for name in TARGETS]
         if len(self.measurements) < self.measurable:
             lines.append(
-                "What was not measured takes the most cautious mode of its layer. More steps, or a higher cost_limit, "
-                "let more be measured."
+                "A part that was not measured takes the most exact mode of its layer. To measure more parts, sample "
+                "with more steps or raise 'cost limit' (cost_limit)."
             )
         lines += [
             f"{count} layers were left out, and stay in full precision: {reason}"
@@ -224,12 +224,12 @@ def _why_nothing(summary: Summary) -> str:
     if others:
         return (
             f"nothing was measured: {others[0].decision.by} took {others[0].calls} calls. Put SageAttention2 Calibrate "
-            "behind that node, or take that node away."
+            "behind that node, or remove that node."
         )
     if summary.was_passed_over:
         return (
-            "nothing was measured: another SageAttention2 node, behind this one, computed every call (SA-316). Take "
-            "that node away while measuring."
+            "nothing was measured: another SageAttention2 node, behind this one, computed every call (SA-316). "
+            "Remove that node while you measure."
         )
     if summary.sampling is not Sampling.NONE and not summary.passes:
         return f"nothing was measured: {NO_PASS[summary.sampling]}."

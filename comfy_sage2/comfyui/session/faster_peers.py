@@ -34,7 +34,7 @@ def _note(choices: TunedChoices, mine: Candidate, peer: Candidate, settings: Set
     fastest = max(faster, key=faster.__getitem__)
     error, own_error = (choices.error(one, fastest.head_dim) for one in (peer, mine))
     known = error is not None and own_error is not None
-    shown = f"; relative L2 error {error:.3f} beside {own_error:.3f}" if known else ""
+    shown = f"; its relative L2 error is {error:.3f}, and that of {mine.words} is {own_error:.3f}" if known else ""
     text = (
         f"{peer.words} was measured to be up to {faster[fastest]:.2f} times as fast as {mine.words} on this GPU, in "
         f"{len(faster)} of {len(works)} calls{shown}."
@@ -50,7 +50,7 @@ def _note(choices: TunedChoices, mine: Candidate, peer: Candidate, settings: Set
     if settings.when == FASTEST or is_no_less_exact:
         return f"[SA-319] {text} It computes the calls for which it is faster"
     return (
-        f"[SA-320] {text} It is less exact on some inputs: choose 'whatever is fastest' under 'when to quantize' to "
+        f"[SA-320] {text} It is less exact on some inputs. Choose 'whatever is fastest' under 'when to quantize' to "
         "let it compute them all"
     )
 

@@ -33,9 +33,9 @@ class Sampling(Enum):
 
 # Why a sampling that began has no pass of the model, by how far it came.
 NO_PASS = {
-    Sampling.RUNNING: "the sampling runs, and no pass of the model is through",
-    Sampling.STOPPED: "the sampling failed or was interrupted before a pass of the model was through",
-    Sampling.COMPLETE: "the sampling came to its end, and no pass of the model went through the node",
+    Sampling.RUNNING: "the sampling is running, and the model has not finished a pass yet",
+    Sampling.STOPPED: "the sampling failed or was interrupted before the model finished a pass",
+    Sampling.COMPLETE: "the sampling ended, and no pass of the model went through the node",
 }
 
 

@@ -64,8 +64,8 @@ def refusal() -> str | None:
     """Why `import sageattention` has to fail here, or None; the log says how it ended, once."""
     backend, reason = serving()
     if backend is not None:
-        log.info("SageAttention2: packs that import %s are served by this pack (%s)", NAME, backend)
+        log.info("SageAttention2: this pack computes the attention of packs that import %s (%s)", NAME, backend)
         return None
-    text = f"[SA-601] this pack cannot serve in the place of {NAME}: {reason}"
+    text = f"[SA-601] this pack cannot take the place of {NAME}: {reason}"
     log.warning("SageAttention2: %s. Start ComfyUI without --use-sage-attention, or install %s", text, NAME)
     return text

@@ -53,7 +53,7 @@ class CallCounts:
         if is_new:
             log.warning("SageAttention2: a call of sageattention was left to %s: %s", TORCH, reason)
         elif is_first:
-            log.info("SageAttention2: the first call of sageattention was served by %s", served_by)
+            log.info("SageAttention2: %s computed the first call of sageattention", served_by)
 
     def lines(self) -> list[str]:
         """In words: how many calls each backend served, and why torch served others. Empty without calls."""

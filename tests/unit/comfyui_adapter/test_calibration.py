@@ -181,7 +181,7 @@ def test_everything_is_measured_when_there_is_time() -> None:
     assert node.head_dims == {layer: HEAD_DIM for layer in range(LAYERS)}
     assert told[0] == (3, 15) and told[-1] == (15, 15)
     text = report([Session(node)])
-    assert "measured 15 of 15 pairs" in text and "quality lossless" in text and "most cautious" not in text
+    assert "measured 15 of 15 pairs" in text and "quality lossless" in text and "most exact mode" not in text
 
 
 def test_measuring_stays_within_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +198,7 @@ def test_measuring_stays_within_its_share_of_the_time(monkeypatch: pytest.Monkey
     assert clock.now == pytest.approx(STEPS * LAYERS + node.budget.spent)
     assert 0.8 * 0.15 < node.budget.spent / clock.now <= 0.15
     assert {layer for layer, _ in node.measurements} == set(range(LAYERS))
-    assert "most cautious" in report([Session(node)])
+    assert "most exact mode" in report([Session(node)])
 
 
 def test_budget_lets_the_first_measurement_pass(monkeypatch: pytest.MonkeyPatch) -> None:

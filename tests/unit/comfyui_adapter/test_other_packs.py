@@ -249,7 +249,7 @@ def test_an_earlier_run_that_ran_no_pass_is_told_as_that() -> None:
 def test_a_calibration_says_whose_sampling_it_measures() -> None:
     handler = Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None, sampled_by="ComfyUI-Other")
     session = Session(handler, 0, halved)
-    assert "[SA-409] ComfyUI-Other computes the sampling, and may quantize" in status(session)
+    assert "[SA-409] ComfyUI-Other computes the attention of this sampling and may quantize it" in status(session)
     session.begin_sampling(SIGMAS)
     sampled(session, make_override(session))
     session.end_sampling()

@@ -104,14 +104,14 @@ def test_a_report_knows_how_far_a_sampling_without_a_pass_came(node: Callable[[]
     session.publish_status = lambda text, policy: told.append(text)
     assert "nothing was sampled" in report([session]) and "yet" in report([session])
     sampled(model)
-    assert "the sampling came to its end, and no pass of the model" in report([session])
+    assert "the sampling ended, and no pass of the model" in report([session])
     with pytest.raises(Interrupted):
         sampled(model, sampler=stopped)
     text = report([session])
-    assert "the sampling failed or was interrupted before a pass of the model was through" in text
+    assert "the sampling failed or was interrupted before the model finished a pass" in text
     assert "nothing was sampled" not in text + told[-1]
     sampled(model, sampler=lambda: told.append(report([session])))
-    assert "the sampling runs, and no pass of the model is through" in told[-2]
+    assert "the sampling is running, and the model has not finished a pass yet" in told[-2]
 
 
 def test_a_sampling_that_stopped_early_is_told_as_that() -> None:

@@ -248,13 +248,13 @@ def test_the_largest_policies_are_read() -> None:
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("", "is no JSON"),
-        ("{", "is no JSON"),
+        ("", "is not JSON"),
+        ("{", "is not JSON"),
         ("[]", "must be a JSON object"),
-        ("[" * 100_000, "is no JSON"),
+        ("[" * 100_000, "is not JSON"),
         ("x" * 5_000_000, "at most"),
         ("NaN", "must be a JSON object, got float"),
-        ("9" * 5000, "is no JSON"),
+        ("9" * 5000, "is not JSON"),
     ],
     ids=["empty", "cut", "list", "deep", "long", "nan", "digits"],
 )

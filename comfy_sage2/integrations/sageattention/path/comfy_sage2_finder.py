@@ -138,9 +138,9 @@ class Finder:
         if pack is not None and pack not in self._told:
             self._told.add(pack)
             log.info(
-                "SageAttention2: %s imports %s, which is not installed here. This pack can serve it: switch on %s "
-                "(SageAttention2, Other packs) and restart; or delete %s's attention node: SageAttention2's own does "
-                "the same",
+                "SageAttention2: %s imports %s, which is not installed here. This pack can take its place: "
+                "switch on %s (SageAttention2, Other packs) and restart ComfyUI. Or delete the attention node of %s, "
+                "and put the node SageAttention2 in its place",
                 pack,
                 NAME,
                 SETTING,
@@ -188,13 +188,13 @@ class _Guarded:
         broken = f"the installed {NAME} at {self._origin} is broken ({problem[:300]!r})"
         remedy = removal(self._origin)
         if self._serves and refusal() is None:
-            log.warning("SageAttention2: %s. This pack serves in its place; %s", broken, remedy)
+            log.warning("SageAttention2: %s. This pack takes its place; %s", broken, remedy)
             _load_ours()
         elif self._serves:
-            log.warning("SageAttention2: %s, and this pack cannot serve in its place; %s", broken, remedy)
+            log.warning("SageAttention2: %s, and this pack cannot take its place; %s", broken, remedy)
         else:
             log.warning(
-                "SageAttention2: %s; %s, or switch on %s to let this pack serve in its place", broken, remedy, SETTING
+                "SageAttention2: %s; %s, or switch on %s to let this pack take its place", broken, remedy, SETTING
             )
         if is_ours(getattr(sys.modules.get(NAME), "__spec__", None)):
             return

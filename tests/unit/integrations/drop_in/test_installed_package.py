@@ -125,7 +125,7 @@ def test_a_broken_package_where_nothing_serves_is_an_import_error(tmp_path: Path
     printed = run(tmp_path, WHO, flag=flag, more=(str(site),), variables=NO_GPU)
     assert "refused: ImportError" in printed and "wrong DLL" in printed
     assert "is broken" in printed and "deleting that folder" in printed
-    assert ("cannot serve in its place" in printed) == flag
+    assert ("cannot take its place" in printed) == flag
     assert ("Let packs that import sageattention use SageAttention2 (restart needed)" in printed) != flag
 
 

@@ -61,7 +61,7 @@ def test_importing_serves_by_the_named_backend(tmp_path: Path) -> None:
     )
     printed = run(tmp_path, IMPORT, IMPORT, check, variables={"COMFY_SAGE2_SAGEATTENTION_BACKEND": "reference"})
     assert f"imported: {OFFERED}" in printed
-    assert printed.count("packs that import sageattention are served by this pack (reference)") == 1
+    assert printed.count("this pack computes the attention of packs that import sageattention (reference)") == 1
     assert f"library: {REPOSITORY / 'comfy_sage2' / '__init__.py'} 1" in printed
 
 

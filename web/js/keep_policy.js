@@ -80,7 +80,7 @@ function keepInOwnNode(maker, text) {
   say(
     kept ? "success" : "warn",
     kept
-      ? "The policy is in a Load Policy node, which feeds SageAttention2. The calibration can be muted now."
+      ? "The policy is in a Load Policy node, which feeds SageAttention2. You can mute the nodes of the calibration now."
       : "The policy is in a Load Policy node: connect it to SageAttention2.",
   );
 }

@@ -9,8 +9,8 @@ app.registerExtension({
       category: ["SageAttention2", "Other packs", "sageattention"],
       name: "Let packs that import sageattention use SageAttention2 (restart needed)",
       tooltip:
-        "For packs that call sageattention themselves, such as WanVideoWrapper and KJNodes. It takes effect when " +
-        "ComfyUI starts again. Where a sageattention that works is installed, they go on to use that one.",
+        "For packs that call sageattention themselves, such as WanVideoWrapper and KJNodes. Restart ComfyUI " +
+        "to apply it. If a working sageattention is installed, these packs keep using that one.",
       type: "boolean",
       defaultValue: false,
     },

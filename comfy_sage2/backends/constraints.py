@@ -46,11 +46,9 @@ def _precise(request: AttentionRequest) -> str | None:
     return None
 
 
-_NO_BLOCK_MASK = (
-    "[SA-212] only the kernels take block masks, and the reference, which is slow: leave out `block_mask` here"
-)
+_NO_BLOCK_MASK = "[SA-212] only the kernels and the slow reference take block masks: leave out `block_mask` here"
 _NO_BLOCK_MARGINS = (
-    "[SA-214] only the kernels record block margins, and the reference, which is slow: leave out `block_margins` here"
+    "[SA-214] only the kernels and the slow reference record block margins: leave out `block_margins` here"
 )
 
 
@@ -87,7 +85,7 @@ _WITHOUT_KERNELS: dict[tuple[int, int] | int, str] = {
     _FIRST: f"GPUs before Ampere lack instructions that all of them use: {_OWN}",
     10: f"their instructions are slow on these GPUs (B200, B300): {_EXACT_OR_OWN}",
     11: f"their instructions are slow on these GPUs (Thor): {_EXACT_OR_OWN}",
-    _LAST: f"this GPU is newer than this version of the pack: update it, or {_EXACT_OR_OWN}",
+    _LAST: f"this GPU is newer than this version of the pack: update the pack, or {_EXACT_OR_OWN}",
 }
 
 

@@ -28,7 +28,7 @@ WITHOUT = {
     (10, 0): ("slow on these GPUs (B200, B300)", EXACT),
     (10, 3): ("slow on these GPUs (B200, B300)", EXACT),
     (11, 0): ("slow on these GPUs (Thor)", EXACT),
-    (13, 0): ("newer than this version of the pack: update it", EXACT),
+    (13, 0): ("newer than this version of the pack: update the pack", EXACT),
 }
 KERNELS = [backend.name for backend in registry.kernels()]
 
@@ -59,7 +59,7 @@ def test_a_gpu_without_kernels(gpu: tuple[int, int], capsys: pytest.CaptureFixtu
     (reason,) = set(_reasons().values())
     assert reason is not None
     assert reason.startswith("[SA-103] there are no kernels for compute capability {}.{}: ".format(*gpu))
-    assert why in reason and reason.endswith(f": {instead}" if "update it" not in why else f", or {instead}")
+    assert why in reason and reason.endswith(f": {instead}" if "update the pack" not in why else f", or {instead}")
     assert doctor.main([]) == 1
     printed = capsys.readouterr().out
     assert f"{', '.join(KERNELS)} cannot: {reason}\n" in printed

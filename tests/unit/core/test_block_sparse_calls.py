@@ -24,7 +24,7 @@ from comfy_sage2.tensors import OptionalTensors
 
 BOUNDS = {"8b": 0.06, "4b": 0.25, "precise": 0.03, EXACT: 1e-5}
 NUMERICS = [*((mode, rotate) for mode in MODES for rotate in (False, True)), (EXACT, False)]
-REFUSAL = "[SA-212] only the kernels take block masks, and the reference, which is slow: leave out `block_mask` here"
+REFUSAL = "[SA-212] only the kernels and the slow reference take block masks: leave out `block_mask` here"
 
 
 def assert_matches(

@@ -39,13 +39,11 @@ class Case(NamedTuple):
 CASES = [
     Case(
         "block_mask",
-        refusal="[SA-212] only the kernels take block masks, and the reference, which is slow: leave out `block_mask` "
-        "here",
+        refusal="[SA-212] only the kernels and the slow reference take block masks: leave out `block_mask` here",
     ),
     Case(
         "block_margins",
-        refusal="[SA-214] only the kernels record block margins, and the reference, which is slow: leave out "
-        "`block_margins` here",
+        refusal="[SA-214] only the kernels and the slow reference record block margins: leave out `block_margins` here",
     ),
 ]
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -35,7 +35,7 @@ def test_the_flag_gives_the_latents_of_the_node(
     flagged: ComfyServer, server: ComfyServer, installation: Installation, family: str, padded: int
 ) -> None:
     """With masks too, where HunyuanVideo's text is padded."""
-    node = {"sage": sage("loader", rotate=True)}
+    node = {"sage": sage("loader", rotate="auto")}
     wanted = server.latent(server.run(sampling(family, node, padded=padded)), LATENT)
     plain = server.latent(server.run(sampling(family, padded=padded)), LATENT)
     found = flagged.latent(flagged.run(sampling(family, padded=padded)), LATENT)

@@ -44,7 +44,7 @@ def half(model: str) -> dict[str, Any]:
 
 def ours(model: str, **options: Any) -> dict[str, Any]:
     """The node with what a new node has where it decides the numbers, as the drop-in has it."""
-    return sage(model, rotate=True, **options)
+    return sage(model, rotate="auto", **options)
 
 
 def latents(server: ComfyServer, prompt: Prompt) -> torch.Tensor:

@@ -14,7 +14,7 @@ const NODES = new Set([
   "SageAttention2DemoBaseline",
 ]);
 const WIDGET = "status";
-const MINIMUM_WIDTH = 420;
+const WIDTH = 420; // of a new node, so that its text can be read
 
 function textWidget(node) {
   const existing = node.widgets?.find((widget) => widget.name === WIDGET);
@@ -49,8 +49,8 @@ function show(node, text) {
   const widget = textWidget(node);
   if (widget.value === text) return;
   widget.value = text;
-  const [width, height] = node.computeSize();
-  node.setSize([Math.max(node.size[0], width, MINIMUM_WIDTH), Math.max(node.size[1], height)]);
+  // Only as high as it has to be, and never wider: another node may stand beside it.
+  node.setSize([node.size[0], Math.max(node.size[1], node.computeSize()[1])]);
   node.setDirtyCanvas(true, true);
 }
 
@@ -96,6 +96,7 @@ app.registerExtension({
     };
     nodeType.prototype.onNodeCreated = function (...values) {
       onNodeCreated?.apply(this, values);
+      this.setSize([Math.max(this.size[0], WIDTH), this.size[1]]); // a workflow's file has a size of its own
       for (const widget of (this.widgets ?? []).filter(({ name }) => REPLACED.includes(name))) {
         const { callback } = widget;
         widget.callback = (...chosen) => {

@@ -78,6 +78,15 @@ def test_nodes_do_not_overlap_and_open_at_a_size_that_is_read(workflow: Workflow
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
+def test_wires_lead_to_the_right_or_down(workflow: Workflow) -> None:
+    """A graph is read as a text is."""
+    document = json.loads((FOLDER / f"{workflow.title}.json").read_text(encoding="utf-8"))
+    places = {node["id"]: node["pos"] for node in document["nodes"]}
+    for _, start, _, end, _, _ in document["links"]:
+        assert places[start] < places[end], (start, end)
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
 def test_every_file_of_a_loader_can_be_downloaded(workflow: Workflow) -> None:
     """ComfyUI's list of missing models reads name, address and folder from the node that loads the file."""
     loaders = 0

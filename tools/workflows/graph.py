@@ -13,7 +13,7 @@ MADE_WITH = "0.33.0"  # the ComfyUI whose node definitions the shipped files wer
 PACK, CORE = "comfy-sage2", "comfy-core"  # as the registry names them: it finds the pack of a missing node by this
 NODE_WIDTH = 350  # pixels
 # Widths of nodes, and how far they may move to the left: the first pair with which a window shows a graph readably.
-LAYOUTS = ((NODE_WIDTH, 0), (300, 0), (300, 1))
+LAYOUTS = ((NODE_WIDTH, 0), (300, 0), (300, 1), (300, 2))
 GAP = 40
 EDGES, SOCKET_HEIGHT, WIDGET_HEIGHT, TEXT_HEIGHT, PICTURE_HEIGHT = 20, 22, 26, 110, 260  # pixels
 FOOTER = 20  # pixels: Nodes 2.0 says below a node that its file is missing, or that it is in beta or for developers
@@ -154,7 +154,7 @@ class Graph:
             for slot, output in enumerate(entry["outputs"]):
                 output["links"] = outgoing.get(node[slot])
         entries += [_note_entry(len(entries) + number, note) for number, note in enumerate(self._notes, start=1)]
-        _lay_out(entries)
+        _lay_out(entries, [(link[1], link[3]) for link in links])
         for order, entry in enumerate(entries):
             entry["order"] = order
         return {
@@ -268,16 +268,21 @@ def collapse(*nodes: Node) -> None:
         node.collapsed = True
 
 
-def _lay_out(entries: list[dict[str, Any]]) -> None:
+def _lay_out(entries: list[dict[str, Any]], wires: list[tuple[int, int]]) -> None:
     """Put the nodes into as many columns as let a window show them largest, in the order of their own columns.
 
-    Wires then mostly lead to the right, or down.
+    wires: the ids of the nodes at both ends. They lead to the right, or down.
     """
     ordered = sorted(entries, key=lambda entry: entry["pos"][0])
     groups = [entry["pos"][0] for entry in ordered]
+    places = {entry["id"]: place for place, entry in enumerate(ordered)}
+    behind: list[set[int]] = [set() for _ in ordered]
+    for start, end in wires:
+        if places[start] < places[end]:
+            behind[places[end]].add(places[start])
     found = []
     for width, ahead in LAYOUTS:
-        share, chosen = _best_columns(_heights(ordered, width), groups, width, ahead)
+        share, chosen = _best_columns(_heights(ordered, width), groups, behind, width, ahead)
         found.append((share, width, chosen))
         if share <= 1 / READABLE:
             break
@@ -304,29 +309,37 @@ def _is_note(entry: dict[str, Any]) -> bool:
     return bool(entry["type"] == "MarkdownNote")
 
 
-def _best_columns(heights: list[int], groups: list[int], width: int, ahead: int) -> tuple[float, list[list[int]]]:
+def _best_columns(
+    heights: list[int], groups: list[int], behind: list[set[int]], width: int, ahead: int
+) -> tuple[float, list[list[int]]]:
     """The larger of the shares of a window's width and height that the nodes take at full size, and the columns."""
 
     def share_of_window(columns: list[list[int]]) -> float:
         tallest = max(sum(heights[place] for place in column) for column in columns)
         return max(len(columns) * (width + GAP) / WINDOW[0], tallest / WINDOW[1])
 
-    choices = (_columns(heights, groups, ahead, limit) for limit in range(max(heights), sum(heights) + STEP, STEP))
+    choices = (
+        _columns(heights, groups, behind, ahead, limit) for limit in range(max(heights), sum(heights) + STEP, STEP)
+    )
     chosen = min(choices, key=share_of_window)
     return share_of_window(chosen), chosen
 
 
-def _columns(heights: list[int], groups: list[int], ahead: int, limit: int) -> list[list[int]]:
+def _columns(heights: list[int], groups: list[int], behind: list[set[int]], ahead: int, limit: int) -> list[list[int]]:
     """Places of nodes of these heights, in columns of at most `limit`.
 
-    groups: the columns that they are meant for. Where a node no longer fits, others of its group stand before it, and
-        of as many groups behind it as `ahead` says.
+    groups: the columns that they are meant for. behind: the places of the nodes that each one stands behind. Where a
+    node no longer fits, others of its group stand before it, and of as many groups behind it as `ahead` says.
     """
     left = list(range(len(heights)))
     columns: list[list[int]] = [[]]
     room = limit
     while left:
-        fitting = (place for place in left if groups[place] <= groups[left[0]] + ahead and heights[place] <= room)
+        fitting = (
+            place
+            for place in left
+            if groups[place] <= groups[left[0]] + ahead and heights[place] <= room and behind[place].isdisjoint(left)
+        )
         place = next(fitting, None)
         if place is None:
             columns.append([])

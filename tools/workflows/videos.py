@@ -153,7 +153,7 @@ def _ltx2(
     sound = g.node("LTXVAudioVAEDecode", 6, samples=done[1], audio_vae=audio_vae)
     save_video(g, 6, done[0], vae, LTX_RATE, name, audio=sound[0], tiled=True)
     collapse(start, parts, large, joined, done, sound)
-    weights_note(g, 2, "One *SageAttention2* node works in both samplings. The report is about the second one.", *notes)
+    weights_note(g, 0, "One *SageAttention2* node works in both samplings. The report is about the second one.", *notes)
 
 
 def _first_frame(g: Graph) -> Output:
@@ -327,6 +327,7 @@ def wan_animate2(g: Graph) -> None:
     trimmed = g.node("TrimVideoLatent", 4, samples=sampler[0], trim_amount=task[3])
     report_node(g, 4, shift[0], sampler[0])
     save_video(g, 5, trimmed[0], vae[0], motion[2], "wan_animate2")
+    collapse(first, *seen)
     weights_note(g, 2, "Put LoRAs before *SageAttention2*.")
 
 

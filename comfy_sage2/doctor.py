@@ -19,7 +19,7 @@ from .backends import self_test
 from .backends.kernels import KERNELS, KernelBackend
 from .backends.peers import PEERS
 from .command_line import Parser
-from .console import say
+from .console import in_width, say
 from .integrations.sageattention import offer
 from .kernels import abi, loader
 from .machine import devices
@@ -245,7 +245,7 @@ def main(arguments: list[str]) -> int:
     times = measure_now if options.measure else remembered
     found = verdicts()
     text = report(found, lambda index: times(index, BACKENDS))
-    say(text)
+    say(in_width(text, len(_line("", ""))))
     shared = not options.share or _share(text)
     return 0 if shared and any(verdict.chosen for verdict in found) else 1
 

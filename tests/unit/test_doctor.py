@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from comfy_sage2.backends import self_test
 from comfy_sage2.backends.base import Backend, BoundCall
 from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.backends.peers import Peer, PeerFunctions
+from comfy_sage2.console import in_width
 from comfy_sage2.integrations.sageattention import offer
 from comfy_sage2.kernels import loader
 from comfy_sage2.request import AttentionRequest
@@ -50,6 +52,22 @@ def test_status_0_when_one_backend_works(monkeypatch: pytest.MonkeyPatch, capsys
     assert any("broken cannot: its wheel is missing" in line for line in lines)
     assert any("good cannot: [SA-206] mode must be 8b here" in line for line in lines)
     assert lines[-1] == "verdict: good runs 8b on cpu"
+
+
+@pytest.mark.parametrize("columns", [40, 80, 100])
+def test_long_lines_are_broken_at_spaces_in_a_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    text = "verdict: no kernel runs on this machine, so models on it keep ComfyUI's own attention, as before.\n" + (
+        doctor._line("served by", "nobody: no sageattention is installed, and this pack cannot take its place: no GPU")
+    )
+    assert in_width(text, 27) == text, "a pipe gets whole lines"
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    lines = in_width(text, 27).splitlines()
+    assert max(map(len, lines)) <= max(columns, 54)
+    assert " ".join(line.strip() for line in lines) == " ".join(line.strip() for line in text.splitlines())
+    second = next(place for place, line in enumerate(lines) if line.startswith("  served by"))
+    assert all(line.startswith("  ") and line[2] != " " for line in lines[1:second])
+    assert all(line.startswith(" " * 27) and line[27] != " " for line in lines[second + 1 :])
 
 
 def test_status_1_when_none_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

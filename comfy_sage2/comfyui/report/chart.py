@@ -123,7 +123,7 @@ class _Drawing:
         """The shares of the calls, and what each color means."""
         style, summary = self.style, self.summary
         if heading:
-            self.sheet.paragraph(heading, style.text)
+            self._heading(heading)
         self.sheet.bar(
             [(self.colors[share.decision], float(share.calls)) for share in summary.shares],
             style.bar_height,
@@ -138,7 +138,7 @@ class _Drawing:
             ("Attention time", [(self.colors[share.decision], share.seconds) for share in summary.shares]),
             ("Sampling: attention and the rest", [(TEXT, summary.attention_seconds), (FAINT, max(rest, 0.0))]),
         ):
-            self.sheet.paragraph(heading, style.text)
+            self._heading(heading)
             self.sheet.bar(parts, style.bar_height, style.text)
 
     def _legend_rows(self) -> Iterable[tuple[Color, str]]:
@@ -170,14 +170,22 @@ class _Drawing:
         sheet.captions("0: full precision", f"{heatmap.error_scale(self.summary):.2g} relative L1", style.small)
         if heatmap.has_broken(self.summary):
             sheet.legend([(BROKEN, "NaN or infinity")], style.small)
-        worst = f"{self.summary.layer_name(cell[0])} (row {cell[0]}), step {cell[1]}"
+        worst = f"{self.summary.layer_name(cell[0])} (row {cell[0]}), step {cell[1] + 1}"
         values = f"cosine {found.cosine:.4f}, relative L1 {found.relative_l1:.3f}"
         sheet.paragraph(f"Framed, the worst: {worst}: {values}", style.small, lines=2)
 
+    def _heading(self, text: str) -> None:
+        """Nearer to what it names than to what is above."""
+        self.sheet.top += self.style.text // 2
+        self.sheet.paragraph(text, self.style.text)
+
     def _map(self, heading: str, draw: Callable[[int, int], Image.Image], framed: LayerStep | None) -> None:
-        """Layers from top to bottom, steps from left to right, one colored cell each, with numbers at both."""
+        """Layers from top to bottom, steps from left to right, one colored cell each, with numbers at both.
+
+        Layers are counted from 0, as models name their blocks, and steps from 1, as in the text.
+        """
         style, sheet, summary = self.style, self.sheet, self.summary
-        sheet.paragraph(heading, style.text)
+        self._heading(heading)
         left = style.margin + 3 * style.small
         width, height = style.width - style.margin - left, min(style.map_height, style.row_height * summary.layers)
         sheet.paste(draw(width, height), left)
@@ -185,9 +193,9 @@ class _Drawing:
             box = heatmap.cell_box(summary, framed, width, height)
             sheet.frame((left + box[0], sheet.top + box[1], left + box[2], sheet.top + box[3]))
         bottom = sheet.top + height
-        for number, place in _ticks(summary.layers, sheet.top, height, 2 * style.small):
+        for number, place in _ticks(0, summary.layers, sheet.top, height, 2 * style.small):
             sheet.text(left - style.small // 2, place, str(number), style.small, FAINT, "rm")
-        for number, place in _ticks(summary.steps, left, width, 3 * style.small):
+        for number, place in _ticks(1, summary.steps, left, width, 3 * style.small):
             sheet.text(place, bottom + 6, str(number), style.small, FAINT, "ma")
         sheet.top = bottom + 2 * style.small
 
@@ -204,8 +212,8 @@ def _colors(shares: tuple[Share, ...]) -> dict[Decision, Color]:
     return colors
 
 
-def _ticks(count: int, start: float, length: float, pitch: float) -> list[tuple[int, float]]:
-    """Some of the numbers 0 .. count - 1, evenly and at least `pitch` pixels apart, with the pixel of each."""
+def _ticks(first: int, count: int, start: float, length: float, pitch: float) -> list[tuple[int, float]]:
+    """Some of so many numbers from `first` on, evenly and at least `pitch` pixels apart, with the pixel of each."""
     count = max(count, 1)
     stride = max(1, -(-count // max(int(length / pitch), 1)))
-    return [(number, start + (number + 0.5) * length / count) for number in range(0, count, stride)]
+    return [(first + place, start + (place + 0.5) * length / count) for place in range(0, count, stride)]

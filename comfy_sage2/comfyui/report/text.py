@@ -269,7 +269,9 @@ def _of_heads(found: LayerSparsity) -> str:
 
 
 def _counted(steps: tuple[int, ...]) -> str:
-    return ", ".join(f"{step} ({count} times)" if count > 1 else str(step) for step, count in Counter(steps).items())
+    """Steps as people count them, from 1."""
+    found = Counter(step + 1 for step in steps)
+    return ", ".join(f"{step} ({count} times)" if count > 1 else str(step) for step, count in found.items())
 
 
 def base_of(session: Session) -> str:

@@ -123,7 +123,7 @@ class Finding:
     @property
     def text(self) -> str:
         """In words for the user."""
-        steps = " and ".join(map(str, self.steps))
+        steps = " and ".join(str(step + 1) for step in self.steps)
         return (
             f"{self.name} had cosine {self.found.cosine:.5f} and relative L1 {self.found.relative_l1:.4f} to "
             f"exact attention in steps {steps} ({self.served_by}); {self.next_by} computes this layer until the "

@@ -59,7 +59,7 @@ class Downgrade:
     @property
     def text(self) -> str:
         """In words for the user."""
-        text = f"{self.name} gave NaN or infinity in step {self.step} ({self.served_by})"
+        text = f"{self.name} gave NaN or infinity in step {self.step + 1} ({self.served_by})"
         if self.is_finite:
             return f"{text}; {self.recomputed_by} computed it again, and computes this layer until the sampling ends"
         text = f"[SA-313] {text}; {self.recomputed_by} gave NaN or infinity too"
@@ -102,7 +102,7 @@ class Guard:
         if not self._still_broken:
             log.warning(
                 "SageAttention2: guard: the model was run again in step %d, and its result still has NaN or infinity",
-                step,
+                step + 1,
             )
         self._still_broken.append(step)
         self.trusts_repeats = False

@@ -45,7 +45,7 @@ def test_broken_call_is_computed_again_and_its_layer_stays_downgraded(
     reasons = {share.decision.reason: share.calls for share in session.record.summary().shares}
     assert reasons == {None: 2, guard.RECOMPUTED: 2, guard.DOWNGRADED: 2}
     text = report([session])
-    assert "call 0 gave NaN or infinity in step 0 (reference · 8b)" in text
+    assert "call 0 gave NaN or infinity in step 1 (reference · 8b)" in text
     assert text.count("computes this layer until the sampling ends") == 2
     assert len(caplog.records) == 1 and "call 0 gave" in caplog.text
 

@@ -31,7 +31,7 @@ def test_broken_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     reasons = {share.decision.reason: share.calls for share in session.record.summary().shares}
     assert reasons == {None: 3 + 1 + 1, guard.RECOMPUTED: 2, guard.DOWNGRADED: 2}
     assert session.layers == LAYERS and session.record.summary().layers == LAYERS
-    assert "the model was run again in step 0;" in report([session])
+    assert "the model was run again in step 1;" in report([session])
     assert len(caplog.records) == 1 and "call 0 gave" in caplog.text
 
 
@@ -262,6 +262,6 @@ def test_a_repeated_pass_that_is_still_broken_is_named_and_the_last_one(
     assert guard_of(session).repeated == guard_of(session).still_broken == (0,)
     assert "its result still has NaN or infinity" in caplog.text
     text = report([session])
-    assert "The second run in step 0 gave NaN or infinity too" in text
+    assert "The second run in step 1 gave NaN or infinity too" in text
     session.begin_sampling(SIGMAS)
     assert guard_of(session).trusts_repeats and guard_of(session).still_broken == ()

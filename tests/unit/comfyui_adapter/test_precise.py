@@ -63,7 +63,7 @@ def test_the_guard_takes_precise_next(mode: str, monkeypatch: pytest.MonkeyPatch
     session, means = sampled(kernel, monkeypatch, mode=mode)
     assert means == [30.0, 30.0] and kernel.asked == [mode, "precise", "precise"]
     text = report([session])
-    assert f"in step 0 (reference · {mode}); reference · precise computed it again, and computes this layer" in text
+    assert f"in step 1 (reference · {mode}); reference · precise computed it again, and computes this layer" in text
     shares = {share.decision.label: share.calls for share in session.record.summary().shares}
     assert shares == {"reference · precise": 2}
     session.begin_sampling(SIGMAS)
@@ -83,7 +83,7 @@ def test_a_layer_that_breaks_in_precise_later_is_left_to_comfyui(monkeypatch: py
     kernel.broken = Kernel.ORDER
     assert [float(call(session, *qkv(), 2, sigma=0.25).mean()) for _ in range(2)] == [1.0, 1.0]
     assert kernel.asked == ["8b", "precise", "precise", "precise"]
-    assert "in step 3 (reference · precise); ComfyUI's attention computed it again" in report([session])
+    assert "in step 4 (reference · precise); ComfyUI's attention computed it again" in report([session])
 
 
 def test_without_precise_comfyui_computes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def run(browser: Chromium, finished: str, seconds: float = 300.0) -> None:
 
 
 def picture(browser: Chromium, types: tuple[str, ...] = (), margin: int = 20, settle: float = 1.0) -> Image.Image:
-    """The nodes of these types, or the whole graph, as large as the window allows, and nothing else.
+    """The nodes of these types without wires, or the whole graph, as large as the window allows, and nothing else.
 
     settle: seconds that pictures in nodes get to load, after the graph was drawn anew.
     """
@@ -109,6 +109,7 @@ const top = Math.min(...nodes.map(n => n.pos[1] - title)), bottom = Math.max(...
 _FIT = f"""(types, margin) => {{ {_CHOSEN}
 const free = {{x: 70, y: 120, width: innerWidth - 90, height: innerHeight - 140}};
 const scale = Math.min((free.width - 2 * margin) / (right - left), (free.height - 2 * margin) / (bottom - top), 1.0);
+app.canvas.links_render_mode = types.length ? LiteGraph.HIDDEN_LINK : LiteGraph.SPLINE_LINK;
 const ds = app.canvas.ds;
 ds.scale = scale;
 ds.offset[0] = (free.x + margin) / scale - left;

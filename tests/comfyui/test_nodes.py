@@ -182,6 +182,12 @@ def test_every_input_and_output_has_a_tooltip(server: ComfyServer, node: str) ->
     assert all(info(server, node)["output_tooltips"])
 
 
+def test_a_tooltip_has_a_line_for_each_choice(server: ComfyServer) -> None:
+    lines = inputs(server, "SageAttention2")["guard"][1]["tooltip"].splitlines()
+    assert [line.partition(": ")[0] for line in lines[1:-1]] == ["values", "values and fidelity", "off"]
+    assert ": " not in lines[0] and lines[-1].startswith("API prompts")
+
+
 def test_expert_inputs_are_advanced(server: ComfyServer) -> None:
     advanced = {name for name, spec in inputs(server, "SageAttention2").items() if spec[1].get("advanced")}
     assert set(inputs(server, "SageAttention2")) - advanced == {*BASIC, "guard_level"}

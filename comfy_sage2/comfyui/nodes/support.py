@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
@@ -166,9 +167,25 @@ def skip_input(when: str = "What earlier versions had in place of sparse. It is 
     )
 
 
+def choices_in_lines(tooltip: str, choices: list[str]) -> str:
+    """`tooltip` with each "choice: what it does" in a line of its own, and what is said behind the last one's sentence.
+
+    A frontend shows the lines; a long text without them is hard to find a choice in.
+    """
+    starts = "|".join(map(re.escape, sorted(choices, key=len, reverse=True)))
+    *before, last = re.split(rf"(?<=[.:]) (?=(?:{starts})(?:, (?:{starts}))*: )", tooltip)
+    if not before:
+        return tooltip
+    return "\n".join([*before, *re.split(r"(?<=\.) ", last, maxsplit=1)])
+
+
 def schema(**options: Any) -> io.Schema:
     """A schema of those options that this ComfyUI knows: older ones have no `search_aliases` and no `is_dev_only`."""
     known = io.Schema.__dataclass_fields__
+    for node_input in options["inputs"]:
+        choices = getattr(node_input, "options", None)
+        if choices and node_input.tooltip:
+            node_input.tooltip = choices_in_lines(node_input.tooltip, choices)
     return io.Schema(**{name: value for name, value in {"category": CATEGORY, **options}.items() if name in known})
 
 

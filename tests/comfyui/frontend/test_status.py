@@ -7,7 +7,7 @@ import json
 from tools.comfyui.server import ComfyServer
 from tools.workflows import frontend
 from tools.workflows.chromium import Chromium
-from tools.workflows.graph import Graph
+from tools.workflows.graph import NODE_WIDTH, Graph
 
 from .looking import STATUS, keep_picture, natural_width, shown, tiny
 
@@ -21,6 +21,8 @@ def test_report_is_shown_in_the_graph(server: ComfyServer, page: Chromium) -> No
     frontend.load(page, g.workflow())
     frontend.run(page, f"{STATUS.format(type='SageAttention2Report')}?.includes('computed by')")
     text = shown(page, "SageAttention2Report")
+    widths = page.evaluate("app.graph.nodes.filter(n => n.type.startsWith('SageAttention2')).map(n => n.size[0])")
+    assert widths == [NODE_WIDTH] * 2, "wider, they would cover the nodes beside them"
     assert "reference · 8b" in text and "Most that can be gained" in text and "outside 'active from'" in text, text
     assert "reference version computes the attention" in shown(page, "SageAttention2")
     images = "app.graph.nodes.find(n => n.type === 'SageAttention2Report').imgs"

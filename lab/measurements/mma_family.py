@@ -6,9 +6,9 @@
 INT8 and fp16 products of mma.sync run natively on Hopper as they do on Ampere, Ada and Blackwell, so kernels for cards
 that are not at hand can be compared there, instruction for instruction. FP8 products of mma.sync are emulated on
 Hopper: rows with them say nothing of other cards. Several builds, before and after a change, take turns with the
-peers, in an order drawn anew in each round. Peers are measured where they can be imported: comfy_kitchen, and
-sageattention with its kernels for 8.0 built for 9.0. Nothing is verified before it is loaded: name only builds that
-you made or trust.
+peers, in an order drawn anew in each round; builds of Hopper's own kernels (sm90) may be among them. Peers are measured
+where they can be imported: comfy_kitchen, and sageattention with its kernels for 8.0 built for 9.0. Nothing is verified
+before it is loaded: name only builds that you made or trust.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -40,11 +39,12 @@ from ..bench import peers
 from ..bench.accuracy import INPUTS, make_inputs
 from ..bench.candidates import BenchmarkCandidate, Call, Inputs, PeerMissing, PreparedCandidate
 from ..bench.kernel_times import KernelTimer
+from ..bench.ours import attention_kernels
 from ..bench.settle import heat
 from ..bench.shapes import Shape
 from ..bench.timing import RoundMedian, Timed, time_in_rounds
 from ..result_page import page_head, show
-from .kernel_builds import load
+from .builds import Build, load, shown
 
 EMULATED = "FP8 mma.sync is emulated on Hopper"
 _HEAT_SECONDS = 10.0
@@ -76,27 +76,6 @@ SHAPES = {
 }
 
 
-@dataclass(frozen=True)
-class Build:
-    """A kernel package and what the tables call it."""
-
-    name: str
-    folder: Path
-
-    @classmethod
-    def parse(cls, text: str) -> Build:
-        """From "after=build/after/comfy_sage2_sm80". A type of argument."""
-        name, separator, folder = text.partition("=")
-        if not (name and separator and folder):
-            raise argparse.ArgumentTypeError(f"expected NAME=FOLDER, got {text[:60]!r}")
-        return cls(name, Path(folder))
-
-
-def shown(builds: Sequence[Build]) -> str:
-    """The arguments for these builds, without where they lie on this machine."""
-    return " ".join(f"--build {shlex.quote(f'{build.name}=FOLDER')}" for build in builds)
-
-
 def of_build(name: str, module: ModuleType) -> list[BenchmarkCandidate]:
     """The kernels of one build."""
 
@@ -110,15 +89,15 @@ def of_build(name: str, module: ModuleType) -> list[BenchmarkCandidate]:
     found = []
     for mode, accumulator, formats in _VARIANTS:
         pv = next((pv for pv in formats if mode == "precise" or pv in module.pv_formats), None)
-        if pv is None or (mode == "precise" and accumulator not in module.pv_accumulators):
+        if pv is None or accumulator not in module.pv_accumulators:
             continue
         found.append(
             BenchmarkCandidate(
                 f"{name}: {mode} {'int8' if pv == 'int8' else accumulator}",
                 f"{module.architecture} {module.version} for {module.target}",
                 partial(prepare, AttentionOptions(mode, pv_accumulator=accumulator, pv=pv, rotate="off")),
-                kernel_name="attention_",
-                note=EMULATED if pv == "fp8" else "",
+                kernel_name=attention_kernels(module.architecture, mode),
+                note=EMULATED if pv == "fp8" and module.architecture != "sm90" else "",
             )
         )
     return found

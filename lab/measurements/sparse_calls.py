@@ -38,8 +38,7 @@ from ..bench.candidates import Call, PreparedCandidate
 from ..bench.settle import heat
 from ..bench.timing import Timed, time_in_rounds
 from ..result_page import kernel_versions, page_head, show
-from .kernel_builds import load
-from .mma_family import Build, shown
+from .builds import Build, load, shown
 
 HEADS, HEAD_DIM = 40, 128
 GRID = (21, 45, 80)  # frames, height and width in tokens

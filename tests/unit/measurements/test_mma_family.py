@@ -1,30 +1,36 @@
-"""The yardstick of the mma.sync kernels: its tables, its errors, and what it refuses."""
+"""The yardstick of the mma.sync kernels: its tables and its errors."""
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from lab.bench.timing import Timed
-from lab.measurements.mma_family import SHAPES, Build, Errors, shown, speed_table
+from lab.measurements.mma_family import EMULATED, SHAPES, Errors, of_build, speed_table
 
 
-def test_a_build_has_a_name_and_a_folder() -> None:
-    assert Build.parse("after=build/a=b") == Build("after", Path("build/a=b"))
-
-
-@pytest.mark.parametrize("text", ["", "after", "=folder", "after="])
-def test_a_build_without_either_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="NAME=FOLDER"):
-        Build.parse(text)
-
-
-def test_the_page_does_not_say_where_a_build_lies() -> None:
-    builds = [Build.parse("before=/home/someone/build"), Build.parse("before FP8=/home/someone/build")]
-    assert shown(builds) == "--build before=FOLDER --build 'before FP8=FOLDER'"
+@pytest.mark.parametrize(
+    ("architecture", "formats", "accumulators", "found"),
+    [
+        ("sm90", ["fp8"], ["fp32"], {"8b fp32": "", "precise fp32": ""}),
+        (
+            "sm80", ["int8", "fp16"], ["fp32", "fp16"],
+            {"8b fp32": "", "8b fp16": "", "8b int8": "", "precise fp32": "", "precise fp16": ""},
+        ),
+        ("sm89", ["fp8"], ["fp32"], {"8b fp32": EMULATED, "precise fp32": ""}),
+    ],
+)  # fmt: skip
+def test_a_build_is_timed_with_what_it_has(
+    architecture: str, formats: list[str], accumulators: list[str], found: dict[str, str]
+) -> None:
+    about = {"architecture": architecture, "version": "1.0.0", "target": "sm_90"}
+    module: Any = SimpleNamespace(**about, pv_formats=formats, pv_accumulators=accumulators)
+    candidates = of_build("new", module)
+    assert {one.name.removeprefix("new: "): one.note for one in candidates} == found
+    assert candidates[-1].kernel_name == ("precise_" if architecture == "sm90" else "attention_")
 
 
 def test_errors_name_the_worst_row_and_channel() -> None:

@@ -22,7 +22,6 @@ COMMANDS = {
         "compare one sparse call at Wan 14B's shape with comfy-kitchen's Sol-Attn",
     ),
     "lists": ("lab.measurements.list_times", "measure how much faster calls with block masks are than dense ones"),
-    "host-times": ("lab.measurements.host_times", "measure the CPU time of a call, without a GPU"),
     "mma-family": (
         "lab.measurements.mma_family",
         "compare builds of the kernels with each other and with peers, on a Hopper GPU",

@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from comfy_sage2 import registry, shared_report
 from comfy_sage2.command_line import Parser, above_0, given_or_new_seed, output_file, output_folder, seed_number
 from comfy_sage2.options import MODES
 
-from . import accuracy, ours, peers, plot, record, settle, shapes, speed, sustained, tables
+from . import accuracy, ours, peers, record, settle, shapes, speed, sustained, tables
 from .candidates import BenchmarkCandidate, FoundCandidates
 from .kernel_times import KernelTimer
 
@@ -63,9 +62,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=seed_number, help="of the order of turns (default: another one in every run)")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the result as JSON")
     parser.add_argument(
-        "--plot", type=_picture, metavar="FILE", help="draw the speeds (.png, .svg, .pdf); needs matplotlib"
-    )
-    parser.add_argument(
         "--results", type=output_folder, metavar="FOLDER",
         help="write the result to attention-GPU.md and .json in this folder, as docs/results/ has them",
     )  # fmt: skip
@@ -89,13 +85,6 @@ def _sustained_names(options: argparse.Namespace) -> Sequence[str]:
     return () if options.quick and options.sustained is None else [name for name in _SUSTAINED if name in chosen]
 
 
-def _picture(text: str) -> Path:
-    path = output_file(text)
-    if path.suffix not in plot.ENDINGS:
-        raise argparse.ArgumentTypeError(f"expected a file that ends in {plot.ENDINGS_IN_WORDS}, got {text!r}")
-    return path
-
-
 def _fail(message: str) -> int:
     print(message, file=sys.stderr)
     return 1
@@ -104,8 +93,6 @@ def _fail(message: str) -> int:
 def main(arguments: list[str]) -> int:
     """Measure and print; 0 when something was measured, 1 when that is not possible here."""
     options = _parse(arguments)
-    if options.plot is not None and (problem := plot.reason_unavailable()) is not None:
-        return _fail(problem)
     if not torch.cuda.is_available():
         return _fail(
             "bench needs a CUDA device, and this torch sees none. `python -m comfy_sage2 doctor` says what it sees."
@@ -228,8 +215,6 @@ def _write(document: dict[str, Any], options: argparse.Namespace, arguments: Seq
     try:
         if options.json is not None:
             shared_report.write(document, options.json)
-        if options.plot is not None:
-            plot.draw(document, options.plot)
         if options.results is not None:
             command = " ".join(["python -m lab bench", *arguments])
             print(f"\nwrote {record.write_page(document, options.results, command)}")

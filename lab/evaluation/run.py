@@ -28,7 +28,6 @@ from ..capture.samples import AttentionSample
 from ..demo.captions import CaptionEncoder
 from ..demo.model import TRAINED_FOLDER, DemoModel
 from ..demo.wan_dit import WanDiT
-from . import plots
 from .caption_classifier import CLASSIFIER_FILE
 from .demo_capture import demo_samples
 from .end_to_end import EndToEndJob, run_end_to_end
@@ -190,11 +189,6 @@ def _run_tables(options: argparse.Namespace, device: torch.device, kernel: str |
         parts.append(markdown(measured, source, found))
         data = as_json(measured, source, found, [(sample.layer, sample.step) for sample in samples])
         (options.output / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        reason = plots.reason_unavailable()
-        if reason is None:
-            plots.draw(options.output / f"{name}.png", measured, source)
-        else:
-            print(reason)
     return "\n\n".join(parts)
 
 

@@ -88,7 +88,6 @@ def test_wrong_arguments_of_the_library(arguments: list[str], words: str, capsys
         (["bench", "--results", ""], "--results: expected a folder, got ''; the current folder is '.'"),
         (["bench", "--seed", "-1"], "--seed: expected a whole number from 0 to 4294967295, got '-1'"),
         (["bench", "--fast"], "unrecognized arguments: --fast"),
-        (["bench", "--plot", "speed.txt"], "--plot: expected a file that ends in .png, .svg or .pdf, got 'speed.txt'"),
         (["demo", "--comfyui", "nowhere"], "--comfyui: expected a folder that holds ComfyUI's main.py, got 'nowhere'"),
         (["demo", "--comfyui-python", "nowhere"], "--comfyui-python: expected a Python, and there is no file nowhere"),
         (
@@ -110,7 +109,6 @@ def test_wrong_arguments_of_the_library(arguments: list[str], words: str, capsys
             ["eval", "--only", "synthetic", "--save-capture", "a.safetensors"],
             "--save-capture: the demo model's tensors",
         ),
-        (["eval", "--end-to-end", "--save-capture", "a.safetensors"], "--save-capture: the demo model's tensors"),
         (["eval", "--only", "demo", "--model", "nowhere"], "is missing; name the folder of the trained demo model"),
         (["eval", "--backend", "sm42"], "--backend: invalid choice: 'sm42'"),
         (

@@ -220,14 +220,6 @@ def test_without_a_gpu_bench_says_so(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "bench needs a CUDA device" in capsys.readouterr().err
 
 
-def test_bench_says_that_matplotlib_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert run.main(["--plot", "speed.png"]) == 1
-    assert "pip install matplotlib" in capsys.readouterr().err
-
-
 def _benched(
     monkeypatch: pytest.MonkeyPatch, measure: Callable[..., ShapeResult], folder: Path
 ) -> tuple[int, dict[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 
 from comfy_sage2 import shared_report
 from comfy_sage2.metrics import Agreement
-from lab.bench import plot, record, tables
+from lab.bench import record, tables
 from lab.bench.candidates import BenchmarkCandidate, Call
 from lab.bench.page import speed_table
 from lab.bench.shapes import select
@@ -139,17 +139,3 @@ def test_accuracy_table() -> None:
 
 def test_columns_are_aligned() -> None:
     assert tables.table(["", "n"], [["a", "1"], ["long", "100"]]) == ["        n", "a       1", "long  100"]
-
-
-@pytest.mark.parametrize("ending", ["png", "svg"])
-def test_plot(document: Any, tmp_path: Path, ending: str) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / f"speed.{ending}"
-    plot.draw(document, path)
-    assert path.stat().st_size > 5000
-    if ending == "svg":
-        text = path.read_text(encoding="utf-8")
-        assert all(
-            f"<!-- {title} -->" in text
-            for title in ("head_dim 128", "head_dim 128, causal", "models and other calls", "sm90 8b")
-        )

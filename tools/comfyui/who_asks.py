@@ -19,7 +19,7 @@ from pathlib import Path
 from .folders import comfyui_folder
 
 MODELS = "comfy/ldm"
-ASK, NEVER = "## Models that ask", "- In ComfyUI: "
+ASK, NEVER = "The node can compute the attention of these models:", "- In ComfyUI: "
 # By the file below comfy/ldm; "" is no diffusion model (a VAE, a detector, what others share).
 NAMES = {
     "ace/ace_step15.py": "ACE-Step 1.5",
@@ -137,7 +137,8 @@ def with_lists(page: str, asks: list[str], never: list[str]) -> str:
     before, _, after = page.partition(f"{ASK}\n\n")
     following = after.partition("\n\n")[2]
     page = f"{before}{ASK}\n\n{', '.join(asks)}.\n{f'{chr(10)}{following}' if following else ''}"
-    line = f"{NEVER}{', '.join(never)}; text encoders, and HiDream-O1 where it attends to the text."
+    others = "text encoders, and HiDream-O1 in the part of its attention that goes to the text"
+    line = f"{NEVER}{', '.join(never)}; {others}."
     return re.sub(rf"^{re.escape(NEVER)}.*$", line, page, flags=re.MULTILINE)
 
 

@@ -8,7 +8,7 @@ import pytest
 from comfyui.installations import Installation
 
 from tools.comfyui.folders import OVERLAY
-from tools.comfyui.who_asks import MODELS, who_asks, with_lists
+from tools.comfyui.who_asks import ASK, MODELS, who_asks, with_lists
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "other-packs.md"
 ASKING = "out = optimized_attention(q, k, v, heads, mask, transformer_options=transformer_options)\n"
@@ -47,9 +47,9 @@ def test_a_new_model_has_to_be_named(tmp_path: Path) -> None:
 
 
 def test_lists_take_the_place_of_the_earlier_ones() -> None:
-    page = "# Page\n\n- In ComfyUI: old.\n\n## Models that ask\n\nOld.\n\nkept\n"
+    page = f"# Page\n\n- In ComfyUI: old.\n\n{ASK}\n\nOld.\n\nkept\n"
     made = with_lists(page, ["A", "B"], ["C"])
-    assert "- In ComfyUI: C; text encoders" in made and "## Models that ask\n\nA, B.\n\nkept\n" in made
+    assert "- In ComfyUI: C; text encoders" in made and f"{ASK}\n\nA, B.\n\nkept\n" in made
     assert with_lists(made, ["A", "B"], ["C"]) == made
 
 

@@ -82,7 +82,7 @@ def share_of_the_blocks(mode: str, share: float) -> Override:
         if q.shape[2] == k.shape[2] and of_call not in known:
             known[of_call] = lists(*of_call)
         return comfy_sage2.attention(
-            q, k, v, block_mask=known[of_call] if q.shape[2] == k.shape[2] else None, mode=mode
+            q, k, v, block_mask=known[of_call] if q.shape[2] == k.shape[2] else None, mode=mode, rotate="off"
         )
 
     return override_of(attend, takes_mask=False)

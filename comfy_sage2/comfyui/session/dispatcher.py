@@ -211,9 +211,6 @@ class Dispatcher(Handler):
         if choices is not None:
             lines += [f"measured on this GPU: {line}" for line in choices.lines()]
         policy, rotate = self.settings.policy, self.settings.rotate
-        expected = self.expected.options
-        if rotate == AUTO and expected is not None and expected.rotate == "on":
-            lines.append(f"rotate is auto, but these {self.expected.backend} kernels can only rotate all heads or none")
         if policy is not None and self._shorter:
             lines.append(
                 f"{self._shorter} of the passes made fewer attention calls than the first, and the model does not say "

@@ -16,7 +16,6 @@ from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.session.calibration import Calibration
 from comfy_sage2.comfyui.session.dispatcher import probe
 from comfy_sage2.comfyui.session.measurement import measure_variants
-from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
@@ -129,17 +128,6 @@ def test_the_report_says_where_policy_and_node_differ(measured: str, rotate: str
     session.begin_sampling(SIGMAS)
     call(session, *qkv(), 2, func=ones)
     assert ("its errors are not those measured" in session_report(session)) == (measured != rotate)
-
-
-@pytest.mark.parametrize("rotate", ["off", "on", "auto"])
-def test_the_report_says_where_kernels_cannot_choose_heads(rotate: str) -> None:
-    """Those of earlier versions settle auto as on."""
-    expected = Decision("sm90", AttentionOptions(rotate="on" if rotate == "auto" else rotate))
-    session = node_session(Settings(backend="reference", rotate=rotate), expected=expected)
-    session.begin_sampling(SIGMAS)
-    call(session, *qkv(), 2, func=ones)
-    told = "rotate is auto, but these sm90 kernels can only rotate all heads or none"
-    assert (told in session_report(session)) == (rotate == "auto")
 
 
 def test_the_chart_draws_a_mode_in_its_color() -> None:

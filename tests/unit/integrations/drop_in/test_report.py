@@ -27,4 +27,6 @@ def test_the_log_names_each_backend_once(caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.INFO, "comfy_sage2"):
         for backend in ("sm90, 8b", "sm90, 8b", "sm90, precise"):
             calls.count(backend, None)
-    assert [record.getMessage().rpartition("by ")[2] for record in caplog.records] == ["sm90, 8b", "sm90, precise"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"SageAttention2: sm90, {mode} computed the first call of sageattention" for mode in ("8b", "precise")
+    ]

@@ -65,7 +65,9 @@ def test_a_calibration_says_that_its_sampling_may_be_quantized(server: ComfyServ
     prompt = sampling("wan", {"halved": halved, "calibrate": node})
     inputs = {"model": ["shift", 0], "samples": ["sampler", 0], "quality": "fast", "file": ""}
     prompt["made"] = {"class_type": "SageAttention2MakePolicy", "inputs": inputs}
-    assert "[SA-409] test_support computes the sampling" in server.run(prompt).outputs["made"]["text"][0]
+    assert (
+        "[SA-409] test_support computes the attention of this sampling" in server.run(prompt).outputs["made"]["text"][0]
+    )
 
 
 def test_what_an_earlier_run_recorded_is_told_as_that(server: ComfyServer) -> None:

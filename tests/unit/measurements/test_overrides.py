@@ -78,9 +78,9 @@ def test_share_of_the_blocks_of_self_attention(
 ) -> None:
     asked: list[BlockMask | None] = []
 
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, block_mask: BlockMask | None, mode: str) -> Any:
-        assert mode == "8b"
-        asked.append(block_mask)
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **choices: Any) -> Any:
+        asked.append(choices.pop("block_mask"))
+        assert choices == {"mode": "8b", "rotate": "off"}
         return q
 
     monkeypatch.setattr(comfy_sage2, "attention", attention)

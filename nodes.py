@@ -70,11 +70,13 @@ class SageAttention2(io.ComfyNode):
                     "mode",
                     options=MODES,
                     default="8b",
-                    tooltip="Bits of queries and keys. 8b: close to full precision, the usual choice. 4b: less exact. "
-                    "It can save time only on RTX 40 cards. precise: 8 bits with values in 16 bits, closer to full "
-                    "precision than 8b and a little slower. auto: where 4b is faster than 8b it takes 4b in the "
-                    "middle steps and layers, and 8b elsewhere. exact: quantizes nothing and takes the fastest "
-                    "exact attention. off: leaves the model as it is.",
+                    tooltip="Bits of queries and keys.\n"
+                    "8b: close to full precision, the usual choice.\n"
+                    "4b: less exact. It can save time only on RTX 40 cards.\n"
+                    "precise: 8 bits with values in 16 bits, closer to full precision than 8b and a little slower.\n"
+                    "auto: where 4b is faster than 8b it takes 4b in the middle steps and layers, and 8b elsewhere.\n"
+                    "exact: quantizes nothing and takes the fastest exact attention.\n"
+                    "off: leaves the model as it is.",
                 ),
                 sparse_input(),
                 POLICY.Input(
@@ -88,11 +90,13 @@ class SageAttention2(io.ComfyNode):
                     options=GUARDS,
                     default="values",
                     optional=True,
-                    tooltip="Checks the attention's output while sampling. values: looks for NaN and infinity. The "
-                    "step is then run again, and the layers that gave them use precise or full precision until "
-                    "sampling ends. values and fidelity: also compares a sample of one layer with exact attention in "
-                    "each pass. A layer that is too far off in two passes takes a more exact mode. off: checks "
-                    "nothing. API prompts without this input mean off.",
+                    tooltip="Checks the attention's output while sampling.\n"
+                    "values: looks for NaN and infinity. The step is then run again, and the layers that gave them "
+                    "use precise or full precision until sampling ends.\n"
+                    "values and fidelity: also compares a sample of one layer with exact attention in each pass. A "
+                    "layer that is too far off in two passes takes a more exact mode.\n"
+                    "off: checks nothing.\n"
+                    "API prompts without this input mean off.",
                 ),
                 advanced(
                     io.Combo.Input(
@@ -101,18 +105,21 @@ class SageAttention2(io.ComfyNode):
                         options=WHEN,
                         default="where it is faster",
                         optional=True,
-                        tooltip="where it is faster: quantizes only where that is faster on this GPU. Other calls take "
-                        "the fastest exact attention. Where comfy-kitchen or SageAttention is installed, it computes "
-                        "the calls in which it is faster than the mode and no less exact. always: quantizes every call "
-                        "that can be, as API prompts without this input do. whatever is fastest: those packages also "
-                        "compute calls in which they are less exact.",
+                        tooltip="where it is faster: quantizes only where that is faster on this GPU. Other calls "
+                        "take the fastest exact attention. Where comfy-kitchen or SageAttention is installed, it "
+                        "computes the calls in which it is faster than the mode and no less exact.\n"
+                        "always: quantizes every call that can be, as API prompts without this input do.\n"
+                        "whatever is fastest: those packages also compute calls in which they are less exact.",
                     )
                 ),
                 rotate_input(
-                    "Mixes the channels of queries and keys before quantization. auto: in the attention heads that get "
-                    "closer to full precision by it. The kernel looks at a sample of each head in each call, so on an "
-                    "H100 a call takes 10 to 60 microseconds longer than with off. on: in all heads. off: in none, as "
-                    "in the paper. API prompts without this input keep it off.",
+                    "Mixes the channels of queries and keys before quantization.\n"
+                    "auto: in the attention heads that get closer to full precision by it. The kernel looks at a "
+                    "sample of each head in each call, so on an H100 a call takes 10 to 60 microseconds longer than "
+                    "with off.\n"
+                    "on: in all heads.\n"
+                    "off: in none, as in the paper.\n"
+                    "API prompts without this input keep it off.",
                 ),
                 advanced(
                     io.Boolean.Input(
@@ -145,9 +152,9 @@ class SageAttention2(io.ComfyNode):
                         options=TARGETS,
                         default="self and cross",
                         optional=True,
-                        tooltip="self and cross: quantizes every kind of attention. self only: keeps cross-attention "
-                        "(to the text or an image) in full precision. Joint attention over text and image counts as "
-                        "self-attention.",
+                        tooltip="self and cross: quantizes every kind of attention.\n"
+                        "self only: keeps cross-attention (to the text or an image) in full precision.\n"
+                        "Joint attention over text and image counts as self-attention.",
                     )
                 ),
                 dense_percent_input(),

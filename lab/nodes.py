@@ -75,8 +75,9 @@ class SageAttention2DemoBaseline(io.ComfyNode):
                 io.Combo.Input(
                     "method",
                     options=BASELINES,
-                    tooltip="SageAttention1: INT8 scores, FP16 values. SmoothAttn-4b, HadmdAttn-4b: INT4 scores after "
-                    "SmoothQuant's factors or a rotation. FlashAttn3-fp8: all in FP8, one scale for each tensor.",
+                    tooltip="SageAttention1: INT8 scores, FP16 values.\n"
+                    "SmoothAttn-4b, HadmdAttn-4b: INT4 scores after SmoothQuant's factors or a rotation.\n"
+                    "FlashAttn3-fp8: all in FP8, one scale for each tensor.",
                 ),
             ],
             outputs=[io.Model.Output(tooltip="The model with that attention.")],

@@ -55,8 +55,10 @@ class SageAttention2AutoPolicy(io.ComfyNode):
                 ),
                 cost_limit_input(30.0, "the first run's sampling time"),
                 rotate_input(
-                    "Mixes the channels of queries and keys before quantization, while measuring and rendering. auto: "
-                    "in the attention heads that get closer to full precision by it. on: in all heads. off: in none.",
+                    "Mixes the channels of queries and keys before quantization, while measuring and rendering.\n"
+                    "auto: in the attention heads that get closer to full precision by it.\n"
+                    "on: in all heads.\n"
+                    "off: in none.",
                     optional=False,
                 ),
                 backend_input(),

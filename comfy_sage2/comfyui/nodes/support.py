@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
@@ -47,9 +46,10 @@ def quality_input(repeats: str) -> io.Input:
         "quality",
         options=QUALITIES,
         default="balanced",
-        tooltip="How close each layer must be to full precision. lossless: allows about the error that 8b has in most "
-        "layers. balanced: as close as an average layer in 4 bits. fast: 4 bits wherever their error is not "
-        "clearly too large. "
+        tooltip="How close each layer must be to full precision.\n"
+        "lossless: allows about the error that 8b has in most layers.\n"
+        "balanced: as close as an average layer in 4 bits.\n"
+        "fast: 4 bits wherever their error is not clearly too large.\n"
         f"After a change the node does not {repeats} again.",
     )
 
@@ -78,9 +78,10 @@ def backend_input(*, optional: bool = False) -> io.Input:
             options=BACKENDS,
             default="auto",
             optional=optional,
-            tooltip="auto: the fastest kernel for this GPU. Without one the model passes through unchanged. reference: "
-            "the same computation in plain PyTorch on any device, for comparisons. It is slower than ComfyUI's "
-            "attention. auto or reference: the reference only where no kernel can run.",
+            tooltip="auto: the fastest kernel for this GPU. Without one the model passes through unchanged.\n"
+            "reference: the same computation in plain PyTorch on any device, for comparisons. It is slower than "
+            "ComfyUI's attention.\n"
+            "auto or reference: the reference only where no kernel can run.",
         )
     )
 
@@ -101,10 +102,13 @@ def measure_quality_input(when: str = "", *, optional: bool = False) -> io.Input
 
 def sparse_input(
     tooltip: str = "Skips the key blocks that matter least in long self-attention, from 8192 tokens on. The level "
-    "limits the relative L2 error of each head on sampled rows. lossless: only weights that 8b rounds to zero. light: "
-    "0.02. medium: 0.05. strong: 0.1, which gives another video of the same prompt. The node chooses the blocks in "
-    "every second step. With lossless it finds them in steps 4, 9, 16 and so on. Steps in between can exceed the "
-    "limit. The report gives shares and errors.",
+    "limits the relative L2 error of each head on sampled rows.\n"
+    "lossless: only weights that 8b rounds to zero.\n"
+    "light: 0.02.\n"
+    "medium: 0.05.\n"
+    "strong: 0.1, which gives another video of the same prompt.\n"
+    "The node chooses the blocks in every second step. With lossless it finds them in steps 4, 9, 16 and so on. "
+    "Steps in between can exceed the limit. The report gives shares and errors.",
 ) -> io.Input:
     """How much key blocks that are left out may cost."""
     return io.Combo.Input("sparse", options=SPARSE, default="off", optional=True, tooltip=tooltip)
@@ -162,30 +166,17 @@ def skip_input(when: str = "What earlier versions had in place of sparse. It is 
             default="off",
             optional=True,
             tooltip=f"{when} It skips key blocks that it finds in steps 1, 4, 9 and so on. The level limits the "
-            "relative L1 error of each head. lossless: only weights that 8b rounds to zero. balanced: 1 %. fast: 3 %.",
+            "relative L1 error of each head.\n"
+            "lossless: only weights that 8b rounds to zero.\n"
+            "balanced: 1 %.\n"
+            "fast: 3 %.",
         )
     )
-
-
-def choices_in_lines(tooltip: str, choices: list[str]) -> str:
-    """`tooltip` with each "choice: what it does" in a line of its own, and what is said behind the last one's sentence.
-
-    A frontend shows the lines; a long text without them is hard to find a choice in.
-    """
-    starts = "|".join(map(re.escape, sorted(choices, key=len, reverse=True)))
-    *before, last = re.split(rf"(?<=[.:]) (?=(?:{starts})(?:, (?:{starts}))*: )", tooltip)
-    if not before:
-        return tooltip
-    return "\n".join([*before, *re.split(r"(?<=\.) ", last, maxsplit=1)])
 
 
 def schema(**options: Any) -> io.Schema:
     """A schema of those options that this ComfyUI knows: older ones have no `search_aliases` and no `is_dev_only`."""
     known = io.Schema.__dataclass_fields__
-    for node_input in options["inputs"]:
-        choices = getattr(node_input, "options", None)
-        if choices and node_input.tooltip:
-            node_input.tooltip = choices_in_lines(node_input.tooltip, choices)
     return io.Schema(**{name: value for name, value in {"category": CATEGORY, **options}.items() if name in known})
 
 

@@ -96,7 +96,7 @@ def test_now(architecture: str, index: int, variants: Sequence[Variant]) -> Test
     with _lock:
         result = _tested(architecture, index, variants, _key(architecture, index, variants))
         if result is None:
-            raise RuntimeError("[SA-113] the GPU has not enough free memory for the self-test")
+            raise RuntimeError("[SA-113] the GPU has too little free memory for the self-test: free some and try again")
         _results[architecture, index] = result
         return result
 
@@ -170,7 +170,9 @@ def _run(architecture: str, index: int, variants: Sequence[Variant]) -> tuple[in
 def _key(architecture: str, index: int, variants: Sequence[Variant]) -> dict[str, str] | None:
     """What a passed test holds for; None when the driver does not tell its version: then nothing is remembered."""
     gpu = machine.gpu_key(index)
-    return gpu and {
+    if gpu is None:
+        return None
+    return {
         "test": f"kernel module, cases {CASES_VERSION}",
         **gpu,
         "architecture": architecture,

@@ -91,8 +91,8 @@ class SageAttention2(io.ComfyNode):
                     default="values",
                     optional=True,
                     tooltip="Checks the attention's output while sampling.\n"
-                    "values: looks for NaN and infinity. The step is then run again, and the layers that gave them "
-                    "use precise or full precision until sampling ends.\n"
+                    "values: looks for NaN and infinity. If it finds them, the node runs the step again, and the "
+                    "layers that gave them use precise or full precision until sampling ends.\n"
                     "values and fidelity: also compares a sample of one layer with exact attention in each pass. A "
                     "layer that is too far off in two passes takes a more exact mode.\n"
                     "off: checks nothing.\n"

@@ -110,11 +110,13 @@ class SageAttention2MakePolicy(io.ComfyNode):
                     default="",
                     tooltip="Name under which to save the policy, " + FILE_TOOLTIP + " Empty: not saved.",
                 ),
-                skip_input("The older form of sparse. It is written into the policy, and counts where sparse is off."),
+                skip_input(
+                    "The older form of sparse. The node writes it into the policy, where it counts if sparse is off."
+                ),
                 advanced(
                     sparse_input(
-                        "This level is written into the policy. SageAttention2 uses it where its own sparse and skip "
-                        "are off. It is not part of what was measured."
+                        "The node writes this level into the policy. SageAttention2 uses it where its own sparse and "
+                        "skip are off. Calibrate did not measure with it."
                     )
                 ),
             ],

@@ -64,8 +64,8 @@ def cost_limit_input(percent: float, of: str) -> io.Input:
             min=1.0,
             max=500.0,
             step=1.0,
-            tooltip=f"Time that measuring may take, in percent of {of}. Parts that were not measured take the "
-            "most exact mode of their layer.",
+            tooltip=f"Time that the node may take to measure, in percent of {of}. Parts that it did not measure take "
+            "the most exact mode of their layer.",
         )
     )
 
@@ -95,7 +95,7 @@ def measure_quality_input(when: str = "", *, optional: bool = False) -> io.Input
             default=False,
             optional=optional,
             tooltip=f"Compares a sample of every attention call with full precision{when}, for the report. Sampling "
-            "is slower meanwhile.",
+            "is slower while it is on.",
         )
     )
 
@@ -156,7 +156,9 @@ def dense_percent_input() -> io.Input:
     )
 
 
-def skip_input(when: str = "What earlier versions had in place of sparse. It is used where sparse is off.") -> io.Input:
+def skip_input(
+    when: str = "What earlier versions had in place of sparse. The node uses it where sparse is off.",
+) -> io.Input:
     """The input in whose place `sparse` came. when: it counts."""
     return advanced(
         io.Combo.Input(

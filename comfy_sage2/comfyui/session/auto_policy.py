@@ -261,7 +261,7 @@ class AutoPolicy(Handler):
         self.title = MEASURING
         log.info("SageAttention2: auto policy: %s; this sampling is in full precision and measured", why)
         # Until it does.
-        self._said = f"No policy was made, because {UNFINISHED}. Run the workflow again to the end."
+        self._said = f"The node made no policy, because {UNFINISHED}. Run the workflow again to the end."
 
     def _drop(self, handler: Handler, error: ValueError) -> None:
         """The policy of `handler` does not fit; ValueError once more where `handler` has none."""

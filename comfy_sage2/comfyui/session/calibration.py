@@ -168,7 +168,7 @@ class Calibration(Handler):
             return []
         return [
             f"[SA-409] {self.sampled_by} computes the attention of this sampling and may quantize it, so the node does "
-            "not measure with the queries, keys and values of full precision."
+            "not measure with the queries, keys and values of full precision. Switch that off while you measure."
         ]
 
     def own_headline(self, summary: Summary) -> str:

@@ -150,7 +150,10 @@ class FidelityCheck(Observer):
                 )
                 probe.take(site.layer, served, figures)
         except torch.cuda.OutOfMemoryError:  # the sampling itself has what it needs
-            self._warn("there is not enough memory for the guard to compare a sample with exact attention")
+            self._warn(
+                "the GPU has too little free memory for the guard to compare a sample with exact "
+                "attention. The sampling goes on without it"
+            )
 
 
 class Quality(Observer):
@@ -181,7 +184,10 @@ class Quality(Observer):
                 found = quality.measure(*tensors, scale=call.scale, mask=call.mask_4d())
                 self._record.add_agreement(done.site.layer, done.site.step, done.model_pass.keep(found))
         except torch.cuda.OutOfMemoryError:  # the sampling itself has what it needs
-            self._warn("there is not enough memory to compare every call with full precision")
+            self._warn(
+                "the GPU has too little free memory to compare every call with full precision. The "
+                "report leaves these calls out"
+            )
 
     def _time_comfyui(self, done: Computed, signature: Hashable) -> None:
         """Once for each signature that only backends serve: how long ComfyUI's attention takes for it."""
@@ -190,7 +196,10 @@ class Quality(Observer):
             with memory.unrecorded():
                 done.fallback()
         except torch.cuda.OutOfMemoryError:
-            self._warn("there is not enough memory to time ComfyUI's attention")
+            self._warn(
+                "the GPU has too little free memory to time ComfyUI's attention. The report may lack the "
+                "comparison with it"
+            )
             return
         timer.stop()
         self._record.add_comparison(signature, timer)

@@ -31,6 +31,7 @@ from .trial import Copy, Trial
 ROOT = Path(__file__).resolve().parents[2]
 CHECK_SECONDS = 60.0  # of tests of `make check` that one mistake meets, as they took with their lines counted
 OTHER_SECONDS = 120.0
+READERS = ("tests/unit/test_values.py",)  # read the library's source, and so execute none of its lines
 SPARE_SECONDS = 300.0  # that a trial may take beside its tests, before it counts as one that never ends
 
 
@@ -91,7 +92,7 @@ class Trials:
             chosen = selection.tests_of(mutant, (test for test in self._tests if test.in_check == in_check), seconds)
             names = [test.name for test in chosen]
             if not in_check:
-                names += report.PARTS[part].tests
+                names += [*report.PARTS[part].tests, *READERS]
             most = SPARE_SECONDS + 3 * sum(test.seconds for test in chosen)
             if names:
                 yield Trial.start(copy, mutant, names, most, in_check=in_check)

@@ -118,9 +118,12 @@ def test_a_mistake_meets_the_tests_that_run_its_lines() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="trials are forks")
-@pytest.mark.parametrize(("after", "noticed"), [("3", True), ("2.0", False)])
+@pytest.mark.parametrize(
+    ("after", "killer"),
+    [("3", "test_small.py::test_two"), ("1 + 1", "tests/unit/test_values.py::test_source"), ("2.0", None)],
+)
 def test_a_mistake_that_a_test_notices_and_one_that_none_does(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: str, noticed: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: str, killer: str | None
 ) -> None:
     """In a small repository; its file is as it was, in the copy too."""
     root, source = tmp_path / "small", "def two():\n    return 2\n"
@@ -128,6 +131,9 @@ def test_a_mistake_that_a_test_notices_and_one_that_none_does(
     (root / "small_library.py").write_text(source, encoding="utf-8")
     test = "from small_library import two\ndef test_two():\n    assert two() == 2\n"
     (root / "test_small.py").write_text(test, encoding="utf-8")
+    (root / "tests" / "unit").mkdir(parents=True)
+    reader = "def test_source():\n    assert '+' not in open('small_library.py').read()\n"
+    (root / "tests" / "unit" / "test_values.py").write_text(reader, encoding="utf-8")
     monkeypatch.setattr(trial, "ROOT", root)
     place = source.index("2")
     mutant = Mutant("small_library.py", 2, 2, "another number", "2", after, place, place + 1)
@@ -135,7 +141,7 @@ def test_a_mistake_that_a_test_notices_and_one_that_none_does(
     monkeypatch.setitem(report.PARTS, "small", report.Part(["small_library.py"], []))
     trials = Trials([executed("test_small.py::test_two", 0.1, {"small_library.py": 1 << 2})], [copy])
     (result,) = trials.run("small", [mutant])
-    assert (result.killer == "test_small.py::test_two") == noticed and (result.killer is None) == (not noticed)
+    assert result.killer == killer
     assert (copy.folder / "small_library.py").read_text(encoding="utf-8") == source
     assert list(tmp_path.glob("copy-*/trial-*")) == []
 

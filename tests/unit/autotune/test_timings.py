@@ -21,6 +21,10 @@ def rounds(count: int = 5, noise: float = 0.01, seed: int = 0) -> dict[Any, list
     }
 
 
+def test_causal_calls_have_half_the_pairs() -> None:
+    assert [Work(4, 10, 30, 64, is_causal=is_causal).pairs for is_causal in (False, True)] == [1200, 600]
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.05])
 def test_noise_is_estimated(noise: float) -> None:
     times = Times.of(rounds(7, noise))

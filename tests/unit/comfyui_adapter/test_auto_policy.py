@@ -278,3 +278,6 @@ class TestWorkflows:
         for number in range(auto_policy.MOST_NODES + 1):
             known.sampled(("", str(number)), subject_of(patcher()))
         assert known.last_sampled(("", "0")) is None and known.last_sampled(("", "1")) is not None
+        known.sampled(("", "1"), subject_of(patcher()))
+        known.sampled(("", "new"), subject_of(patcher()))
+        assert known.last_sampled(("", "1")) is not None and known.last_sampled(("", "2")) is None

@@ -172,6 +172,14 @@ def test_comfyuis_own_attention_where_it_is_the_fastest(
     assert served(session_of(own_is_torchs=False, **settings))[0] == "sm90"
 
 
+def test_calls_of_unknown_time_are_not_left(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
+    on_card(monkeypatch, kitchen=2.0, own=0.5)
+    session = session_of(own_is_torchs=True, when=WHERE_FASTER)
+    call(session, *(tensor.float() for tensor in half()), 2)
+    (share,) = session.record.summary().shares
+    assert share.decision.backend == "sm90"
+
+
 def test_an_attention_that_the_file_declares_is_not_torchs(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
     """It would serve a call that is left: of its time nothing is known."""
     on_card(monkeypatch, kitchen=2.0, own=0.5)

@@ -153,6 +153,7 @@ def test_without_an_input_the_model_is_another_one() -> None:
         None, options | {"uuids": ["b"], "step": 4}, {"ref_audio": ones, "context": ones, "y": None}
     )
     assert found != changes_of(None, options, {"context": ones})
+    assert changes_of(None, {"uuids": ["a"], "context_window": Window([1])}, {}) == changes_of(None, {}, {})
     assert found != changes_of(None, options | {"switch": True}, {"context": ones, "ref_audio": ones})
 
 

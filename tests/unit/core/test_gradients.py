@@ -9,6 +9,7 @@ import torch
 from torch.autograd import forward_ad
 
 import comfy_sage2
+from comfy_sage2.operators import needs_derivative
 
 NO_GRADIENT = "comfy_sage2.attention has no gradient: call it under torch.no_grad"
 NO_TANGENT = "quantized attention has no derivative in forward mode"
@@ -44,6 +45,14 @@ def test_forward_mode_raises(name: str) -> None:
         tensors[name] = forward_ad.make_dual(tensors[name], torch.randn_like(tensors[name]))
         with pytest.raises(RuntimeError, match=NO_TANGENT):
             comfy_sage2.attention(**tensors)
+
+
+def test_forward_mode_of_other_tensors_asks_for_nothing() -> None:
+    tensors = arguments()
+    with forward_ad.dual_level():
+        other = forward_ad.make_dual(torch.ones(3), torch.ones(3))
+        assert not needs_derivative(*tensors.values())
+        assert needs_derivative(tensors["q"], other)
 
 
 @pytest.mark.parametrize("name", NAMES)

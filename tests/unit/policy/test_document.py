@@ -206,6 +206,7 @@ BAD = [
     ((*CELL, "mode"), "2b", "layers[1].cells[2].mode must be one of '8b', '4b', 'full', got '2b'"),
     ((*CELL, "smooth_v"), 1, "layers[1].cells[2].smooth_v must be true or false, got 1"),
     ((*CELL, "cosine"), ..., "layers[1].cells[2] lacks 'cosine'"),
+    ((*CELL, "relative_l1"), ..., "layers[1].cells[2] lacks 'relative_l1'"),
     ((*CELL, "relative_l1"), None, "layers[1].cells[2].relative_l1 must be a finite number, got None"),
 ]
 

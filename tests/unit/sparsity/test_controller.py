@@ -184,3 +184,18 @@ def test_a_sampler_that_goes_back_has_another_latent_unless_it_looked_ahead(step
             controller.find(0, now, q, k, v, margins, 0.25)
             finding.append(step)
     assert finding == found
+
+
+def test_choices_of_another_latent_serve_no_call() -> None:
+    def focused(on: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Each block of queries attends to one of keys, `on` blocks behind it."""
+        k = 8.0 * torch.eye(16)[:BLOCKS].repeat_interleave(128, 0).expand(1, 1, -1, -1)
+        return k.roll(-128 * on, 2), k, call(9)[2]
+
+    controller = SparsityController(LEVELS["strong"])
+    before = controller.select(0, PassKey(5), *focused(1), 0.25)
+    controller.select(1, PassKey(2), *focused(2), 0.25)  # back in time by three
+    chosen = controller.select(0, PassKey(6), *focused(2), 0.25)
+    wanted = SparsityController(LEVELS["strong"]).select(0, PassKey(6), *focused(2), 0.25)
+    assert isinstance(before, BlockMask) and isinstance(chosen, BlockMask) and isinstance(wanted, BlockMask)
+    assert torch.equal(chosen.lists, wanted.lists) and not torch.equal(chosen.lists, before.lists)

@@ -21,7 +21,8 @@ from comfy_sage2.comfyui.session.measurement import BLOCK_ROWS, Budget, measure_
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.policy.calibrated import BOUNDS, Policy
-from comfy_sage2.policy.files import load_policy, policy_path, save_policy
+from comfy_sage2.policy.document import LONGEST
+from comfy_sage2.policy.files import load_policy, policy_path, read_policy_text, save_policy
 from comfy_sage2.policy.signature import Signature
 from comfy_sage2.policy.targets import VARIANTS
 
@@ -267,6 +268,17 @@ def test_policy_files(tmp_path: Path) -> None:
     for both in (("", ""), (text, "wan")):
         with pytest.raises(ValueError, match="either as text or as the name of a file"):
             load_policy(folder, *both)
+
+
+def test_the_largest_file_that_is_read(tmp_path: Path) -> None:
+    """As many characters as a policy may have, of four bytes each."""
+    path = policy_path(tmp_path, "large")
+    path.write_text("\U0001f600" * LONGEST, encoding="utf-8")
+    assert len(read_policy_text(tmp_path, "large")) == LONGEST
+    with path.open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(ValueError, match=f"has {4 * LONGEST + 1} bytes, too many for a policy"):
+        read_policy_text(tmp_path, "large")
 
 
 @pytest.mark.parametrize(

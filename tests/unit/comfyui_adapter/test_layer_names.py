@@ -237,7 +237,7 @@ def test_keys_of_earlier_frames() -> None:
     state = {"ar_state": {"start_frame": 0, "kv_caches": [{"k": torch.randn(1, 96, 4, 32)}, {"k": cache}]}}
     assert is_self_attention(call_of(q, k), state)
     assert not is_self_attention(call_of(q, k.clone()), state) and not is_self_attention(call_of(q, k), {})
-    assert not is_self_attention(call_of(q, k), {"ar_state": {"kv_caches": [None]}})
+    assert not is_self_attention(call_of(q, k), {"ar_state": {"kv_caches": [None, {"k": None}, {}]}})
 
 
 def test_a_model_without_cross_attention() -> None:

@@ -352,13 +352,16 @@ def test_events_count_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def record(self, stream: object) -> None:
             assert stream == "stream"
+            order.append(self)
 
         def synchronize(self) -> None:
             self.is_over = True
 
         def elapsed_time(self, end: Event) -> float:
-            assert end.is_over
+            assert end.is_over and order == [self, end]
             return 1500.0
+
+    order: list[Event] = []
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")

@@ -58,6 +58,13 @@ def test_the_fastest_mode_that_is_good_enough(
     assert pick(errors(*relative_l1), TARGETS[target]) == expected
 
 
+def test_what_is_just_good_enough() -> None:
+    for target in TARGETS.values():
+        assert target.allows(Agreement(target.cosine, target.relative_l1, 0.0))
+        assert not target.allows(Agreement(target.cosine - 1e-6, target.relative_l1, 0.0))
+        assert not target.allows(Agreement(target.cosine, target.relative_l1 + 1e-6, 0.0))
+
+
 def test_nan_is_never_good_enough() -> None:
     nan = float("nan")
     assert pick(errors(nan, nan, nan, nan), TARGETS["fast"]) is None

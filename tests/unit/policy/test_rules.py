@@ -10,7 +10,7 @@ import pytest
 
 from comfy_sage2.call_site import CallSite, label
 from comfy_sage2.policy import calibrated, rules, selector, signature, targets
-from comfy_sage2.policy.rules import FEW_KEYS, GENERAL, RuleSelector, kept
+from comfy_sage2.policy.rules import FAMILIES, FEW_KEYS, GENERAL, RuleSelector, kept
 
 MIDDLE = CallSite(layer=15, layers=30, step=10, steps=20, kv_length=4096)
 
@@ -43,7 +43,8 @@ def test_what_saves_nothing_keeps_8_bits() -> None:
 
 
 def test_the_ends_are_as_long_as_the_rule_says() -> None:
-    assert (GENERAL.steps, GENERAL.layers) == (0.15, 0.1)
+    for rule in (GENERAL, *FAMILIES.values()):
+        assert (rule.steps, rule.layers) == (0.15, 0.1)
 
 
 def test_an_unknown_number_of_layers_is_no_reason_for_4_bits() -> None:

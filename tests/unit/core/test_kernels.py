@@ -99,3 +99,10 @@ def test_a_module_says_what_it_has(monkeypatch: pytest.MonkeyPatch, installed: N
     reason = SM120.reason_against(_request((12, 0), mode="precise"))
     assert reason == "[SA-206] mode must be 8b or 4b here, got precise"
     assert {variant.mode for variant in SM120.variants} == {"8b", "4b"}
+
+
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+def test_the_minimal_call_is_the_same_in_both_layouts(layout: str) -> None:
+    found = AttentionRequest.minimal(torch.device("cpu"), AttentionOptions(layout=layout))
+    assert (found.batch, found.q_heads, found.kv_heads, found.head_dim) == (1, 8, 8, 128)
+    assert (found.q_length, found.kv_length) == (1024, 1024)

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .mutants import Mutant
@@ -83,9 +84,16 @@ def without_removed(tests: Iterable[Executed]) -> list[Executed]:
 
 
 def tests_of(mutant: Mutant, tests: Iterable[Executed], seconds: float) -> list[Executed]:
-    """The tests that execute the place, or else its file, as many as take `seconds` together."""
+    """The tests that execute the place, as many as take `seconds` together.
+
+    Of a place that is executed at import, those that import its module by name, which may only look at a constant, and
+    then those that execute something of its file.
+    """
     tests = list(tests)
-    found = [test for test in tests if test.runs(mutant)] or [test for test in tests if test.uses(mutant.path)]
+    found = [test for test in tests if test.runs(mutant)]
+    if not found:
+        found = [test for test in tests if _imports(test.name.partition("::")[0], mutant.path)]
+        found += [test for test in tests if test.uses(mutant.path) and test not in found]
     chosen: list[Executed] = []
     total = 0.0
     for test in found:
@@ -94,3 +102,19 @@ def tests_of(mutant: Mutant, tests: Iterable[Executed], seconds: float) -> list[
             break
         chosen.append(test)
     return chosen
+
+
+def _imports(test_file: str, path: str) -> bool:
+    module = PurePosixPath(path).with_suffix("")
+    package, source = ".".join(module.parts[:-1]), _source(test_file)
+    return f"from {package}.{module.stem} import" in source or any(
+        module.stem in line.partition(" import ")[2].replace(",", " ").split()
+        for line in source.splitlines()
+        if line.startswith(f"from {package} import ")
+    )
+
+
+@cache
+def _source(test_file: str) -> str:
+    file = ROOT / test_file
+    return file.read_text(encoding="utf-8") if file.is_file() else ""

@@ -117,6 +117,27 @@ def test_a_mistake_meets_the_tests_that_run_its_lines() -> None:
     assert selection.tests_of(mutant, [elsewhere, other], 5.0) == [elsewhere], "a line that runs at import"
 
 
+@pytest.mark.parametrize(
+    ("line", "imports"),
+    [
+        ("from comfy_sage2.sparsity.levels import LEVELS", True),
+        ("from comfy_sage2.sparsity import tail, levels", True),
+        ("from comfy_sage2.sparsity import tail", False),
+        ("from comfy_sage2.sparsity.levels_of import LEVELS", False),
+    ],
+)
+def test_a_constant_meets_first_the_tests_that_import_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, imports: bool
+) -> None:
+    monkeypatch.setattr(selection, "ROOT", tmp_path)
+    (tmp_path / f"test_{imports}_{len(line)}.py").write_text(f"import os\n{line}\n", encoding="utf-8")
+    path = "comfy_sage2/sparsity/levels.py"
+    reads = executed(f"test_{imports}_{len(line)}.py::test_levels", 2.0, {})
+    uses = executed("elsewhere.py::test_call", 1.0, {path: 1 << 9})
+    found = selection.tests_of(Mutant(path, 3, 3, "another number", "1", "2", 0, 1), [uses, reads], 5.0)
+    assert found == ([reads, uses] if imports else [uses])
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="trials are forks")
 @pytest.mark.parametrize(
     ("after", "killer"),

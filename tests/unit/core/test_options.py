@@ -28,6 +28,7 @@ def test_the_operators_take_every_option() -> None:
     for operator in (torch.ops.comfy_sage2.attention, torch.ops.comfy_sage2.writing_attention):
         arguments = [argument.name for argument in operator.default._schema.arguments]
         assert arguments[-len(NAMES) :] == [f"{name}_option" for name in NAMES]
+        assert torch.Tag.pt2_compliant_tag in operator.default.tags, "the compiler may be told to take no other"
 
 
 def test_the_kernels_know_what_they_are_told() -> None:

@@ -101,6 +101,12 @@ def test_other_names_and_what_is_asked_while_it_looks_are_no_concern_of_the_find
     assert watch.find_spec(NAME) is None and asked == [None]
 
 
+def test_finders_of_an_old_kind_and_our_own_are_not_asked(finder: Any) -> None:
+    old: Any = object()
+    sys.meta_path[:] = [old, finder.Finder(serves=True, hosted=True), Found(OURS)]
+    assert finder.installed() is OURS
+
+
 def test_one_finder_in_a_process_beside_others_of_that_class_name(finder: Any) -> None:
     class Finder(Found):
         """Another pack's."""

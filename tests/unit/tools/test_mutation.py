@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tools import pages
-from tools.mutation import report, selection, trial
+from tools.mutation import __main__, report, selection, trial
 from tools.mutation.__main__ import Trials, of_part
 from tools.mutation.executed import Lines
 from tools.mutation.mutants import Mutant, mutants_of
@@ -141,7 +141,7 @@ def test_a_constant_meets_first_the_tests_that_import_it(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="trials are forks")
 @pytest.mark.parametrize(
     ("after", "killer"),
-    [("3", "test_small.py::test_two"), ("1 + 1", "tests/unit/test_values.py::test_source"), ("2.0", None)],
+    [("3", "test_small.py::test_two"), ("1 + 1", "test_reader.py::test_source"), ("2.0", None)],
 )
 def test_a_mistake_that_a_test_notices_and_one_that_none_does(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: str, killer: str | None
@@ -152,9 +152,9 @@ def test_a_mistake_that_a_test_notices_and_one_that_none_does(
     (root / "small_library.py").write_text(source, encoding="utf-8")
     test = "from small_library import two\ndef test_two():\n    assert two() == 2\n"
     (root / "test_small.py").write_text(test, encoding="utf-8")
-    (root / "tests" / "unit").mkdir(parents=True)
     reader = "def test_source():\n    assert '+' not in open('small_library.py').read()\n"
-    (root / "tests" / "unit" / "test_values.py").write_text(reader, encoding="utf-8")
+    (root / "test_reader.py").write_text(reader, encoding="utf-8")
+    monkeypatch.setattr(__main__, "READERS", ("test_reader.py",))
     monkeypatch.setattr(trial, "ROOT", root)
     place = source.index("2")
     mutant = Mutant("small_library.py", 2, 2, "another number", "2", after, place, place + 1)

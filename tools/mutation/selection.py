@@ -36,8 +36,13 @@ class Executed:
     in_check: bool
     lines: dict[str, int]
 
+    @property
+    def file(self) -> str:
+        """That of the test, from the root of the repository."""
+        return self.name.partition("::")[0]
+
     def runs(self, mutant: Mutant) -> bool:
-        """It executes the place of the mistake, or, of a place that is executed at import, anything of its file."""
+        """It executes the place of the mistake."""
         place = (2 << mutant.last_line) - (1 << mutant.line)
         return bool(self.lines.get(mutant.path, 0) & place)
 
@@ -92,8 +97,9 @@ def tests_of(mutant: Mutant, tests: Iterable[Executed], seconds: float) -> list[
     tests = list(tests)
     found = [test for test in tests if test.runs(mutant)]
     if not found:
-        found = [test for test in tests if _imports(test.name.partition("::")[0], mutant.path)]
-        found += [test for test in tests if test.uses(mutant.path) and test not in found]
+        by_name = [(imports(_source(test.file), mutant.path), test) for test in tests]
+        found = [test for is_named, test in by_name if is_named]
+        found += [test for is_named, test in by_name if not is_named and test.uses(mutant.path)]
     chosen: list[Executed] = []
     total = 0.0
     for test in found:
@@ -104,9 +110,10 @@ def tests_of(mutant: Mutant, tests: Iterable[Executed], seconds: float) -> list[
     return chosen
 
 
-def _imports(test_file: str, path: str) -> bool:
+def imports(source: str, path: str) -> bool:
+    """Whether a test's file imports the module at `path` by its name."""
     module = PurePosixPath(path).with_suffix("")
-    package, source = ".".join(module.parts[:-1]), _source(test_file)
+    package = ".".join(module.parent.parts)
     return f"from {package}.{module.stem} import" in source or any(
         module.stem in line.partition(" import ")[2].replace(",", " ").split()
         for line in source.splitlines()

@@ -126,16 +126,18 @@ def test_a_mistake_meets_the_tests_that_run_its_lines() -> None:
         ("from comfy_sage2.sparsity.levels_of import LEVELS", False),
     ],
 )
-def test_a_constant_meets_first_the_tests_that_import_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, imports: bool
-) -> None:
+def test_who_imports_a_module(line: str, imports: bool) -> None:
+    assert selection.imports(f"import os\n{line}\n", "comfy_sage2/sparsity/levels.py") == imports
+
+
+def test_a_constant_meets_first_the_tests_that_import_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(selection, "ROOT", tmp_path)
-    (tmp_path / f"test_{imports}_{len(line)}.py").write_text(f"import os\n{line}\n", encoding="utf-8")
+    (tmp_path / "test_reads.py").write_text("from comfy_sage2.sparsity.levels import LEVELS\n", encoding="utf-8")
     path = "comfy_sage2/sparsity/levels.py"
-    reads = executed(f"test_{imports}_{len(line)}.py::test_levels", 2.0, {})
+    reads = executed("test_reads.py::test_levels", 2.0, {})
     uses = executed("elsewhere.py::test_call", 1.0, {path: 1 << 9})
-    found = selection.tests_of(Mutant(path, 3, 3, "another number", "1", "2", 0, 1), [uses, reads], 5.0)
-    assert found == ([reads, uses] if imports else [uses])
+    mutant = Mutant(path, 3, 3, "another number", "1", "2", 0, 1)
+    assert selection.tests_of(mutant, [uses, reads], 5.0) == [reads, uses]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="trials are forks")

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import re
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -17,9 +13,6 @@ from native_module import CANNOT_COMPILE, native_module
 from comfy_sage2.kernels import abi
 from comfy_sage2.kernels.abi import ABI_VERSION, NEEDED
 from comfy_sage2.kernels.manifest import read_manifest
-
-OLD_COMMIT = "1adf33e"  # its wheels are 0.1.0, from before there was an ABI number
-OLD_WHEEL = "wheels/comfy_sage2_sm90-0.1.0-{tag}-{tag}-manylinux2014_x86_64.manylinux_2_17_x86_64.whl"
 
 needs_compiler = pytest.mark.skipif(CANNOT_COMPILE, reason="needs gcc on Linux")
 SHOW = "print(loader.load('sm90').version, '|', loader.reason_unavailable('sm90'), '|', loader.ignored('sm90'))"
@@ -33,11 +26,13 @@ def run(plugin: Plugin, code: str = SHOW) -> tuple[str, list[str]]:
     return output.strip(), errors.splitlines()
 
 
-def install(plugin: Plugin, text: str) -> None:
-    """A pure Python distribution of sm90 kernels where pip would put it."""
+def install(plugin: Plugin, text: str, extension: bytes | None = None) -> None:
+    """A distribution of sm90 kernels where pip would put it: Python alone, or with a compiled module beside it."""
     package = plugin.root / "comfy_sage2" / "comfy_sage2_sm90"
     package.mkdir()
     (package / "__init__.py").write_text(text)
+    if extension is not None:
+        (package / "_C.so").write_bytes(extension)
 
 
 @needs_compiler
@@ -80,10 +75,7 @@ def test_an_installed_module_of_another_abi_gives_way_to_the_bundled_one(
 
 @needs_compiler
 def test_an_installed_module_of_this_abi_is_taken(plugin: Plugin, tmp_path: Path) -> None:
-    package = plugin.root / "comfy_sage2" / "comfy_sage2_sm90"
-    package.mkdir()
-    (package / "_C.so").write_bytes(native_module(tmp_path, "7.7.7", ABI_VERSION))
-    (package / "__init__.py").write_text("from ._C import *\n")
+    install(plugin, "from ._C import *\n", native_module(tmp_path, "7.7.7", ABI_VERSION))
     plugin.add_wheels(extension=native_module(tmp_path, "1.2.3", ABI_VERSION), version="1.2.3")
     assert run(plugin) == ("7.7.7 | None | None", [])
 
@@ -101,13 +93,8 @@ def test_a_bundled_module_of_another_abi_is_refused(plugin: Plugin, tmp_path: Pa
 
 @needs_compiler
 def test_an_older_release_is_refused_with_one_line_and_the_bundled_one_serves(plugin: Plugin, tmp_path: Path) -> None:
-    """A wheel that was released before modules had an ABI number, installed as pip would install it."""
-    name = OLD_WHEEL.format(tag=f"cp{sys.version_info.major}{sys.version_info.minor}")
-    shown = subprocess.run(["git", "show", f"{OLD_COMMIT}:{name}"], cwd=ROOT, capture_output=True)
-    if shown.returncode != 0:
-        pytest.skip(f"the history of this clone lacks {name} at {OLD_COMMIT}")
-    with zipfile.ZipFile(io.BytesIO(shown.stdout)) as wheel:
-        wheel.extractall(plugin.root / "comfy_sage2")
+    """A compiled module as in the release 0.1.0, when modules had no ABI number."""
+    install(plugin, "from ._C import *\n", native_module(tmp_path, "0.1.0", None))
     plugin.add_wheels(extension=native_module(tmp_path, "1.2.3", ABI_VERSION), version="1.2.3")
     output, log = run(plugin)
     assert output.startswith("1.2.3 | None | ")

@@ -2,7 +2,7 @@
 
     python -m tools.binary_rule origin/main
 
-Every clone keeps every version of a file, and ComfyUI's manager clones the whole history. So between that commit and
+Every full clone keeps every version of a file, and ComfyUI's manager makes full clones. So between that commit and
 HEAD wheels may enter only with a higher version of the pack, as a release to users, and the demo's weights not at all:
 kernels and models on trial stay in build/. Exits with 1 and the reason where one did.
 """

@@ -238,7 +238,7 @@ class SageAttention2Report(io.ComfyNode):
                 io.Latent.Output(display_name="samples", tooltip="The samples, unchanged."),
                 io.Image.Output(display_name="images", tooltip="The images, unchanged."),
                 io.String.Output(display_name="text", tooltip="The report as text."),
-                io.Image.Output(display_name="chart", tooltip="The whole report as an image."),
+                io.Image.Output(display_name="chart", tooltip="The report's picture."),
             ],
         )
 
@@ -251,10 +251,8 @@ class SageAttention2Report(io.ComfyNode):
         sessions = library.sessions_of(model)
         text = library.report(sessions, library.running_prompt())
         library.node_status.publisher("SageAttention2Report", cls.hidden.unique_id, cls.hidden.extra_pnginfo)(text, "")
-        card, chart = (as_image(draw(sessions)) for draw in (library.draw_card, library.draw_chart))
-        shown = ui.PreviewImage(card, cls=cls).as_dict()
-        whole = ui.PreviewImage(chart, cls=cls).as_dict()["images"]  # for the button that opens it
-        return io.NodeOutput(*passed, text, chart, ui={**shown, "chart": whole, "text": [text]})
+        chart = as_image(library.draw(sessions))
+        return io.NodeOutput(*passed, text, chart, ui={**ui.PreviewImage(chart, cls=cls).as_dict(), "text": [text]})
 
 
 def as_image(picture: Image.Image) -> torch.Tensor:

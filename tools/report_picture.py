@@ -1,4 +1,4 @@
-"""Draw the pictures of a report in docs/nodes.md and in the node's help: a sampling on this GPU, without a ComfyUI.
+"""Draw the report's picture in docs/nodes.md and in the node's help: a sampling on this GPU, without a ComfyUI.
 
     python -m tools.report_picture
 
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from comfy_sage2.autotune.measure import prepare
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.report.chart import draw_card, draw_chart
+from comfy_sage2.comfyui.report.picture import draw
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
@@ -29,8 +29,7 @@ from comfy_sage2.comfyui.settings import VALUES, WHERE_FASTER, Settings
 from comfy_sage2.tuning_candidates import BACKENDS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-CHART = Path("docs", "images", "report.png")
-CARD = Path("web", "docs", "images", "SageAttention2Report.png")
+PICTURES = (Path("docs", "images", "report.png"), Path("web", "docs", "images", "SageAttention2Report.png"))
 STEPS = 20
 SETTINGS = Settings(measure_quality=True, guard=VALUES, when=WHERE_FASTER, rotate="auto")
 
@@ -116,13 +115,13 @@ def sampled(sizes: Sizes, device: torch.device, settings: Settings, steps: int) 
 def main(arguments: list[str]) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=REPOSITORY, help="of the pictures; by default the repository")
+    parser.add_argument("--folder", type=Path, default=REPOSITORY, help="of the picture; by default the repository")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
-        raise SystemExit("the pictures are of a GPU, and torch finds none")
+        raise SystemExit("the picture is of a GPU, and torch finds none")
     session = sampled(WAN_1_3B, torch.device("cuda", torch.cuda.current_device()), SETTINGS, STEPS)
     print(report([session]))
-    for path, draw in ((CHART, draw_chart), (CARD, draw_card)):
+    for path in PICTURES:
         (options.folder / path).parent.mkdir(parents=True, exist_ok=True)
         draw([session]).save(options.folder / path, optimize=True)
         print(f"wrote {options.folder / path}")

@@ -11,7 +11,7 @@ from .inputs import checked_input
 from .node_status import add_route, node_status, workflow_of
 from .patch import auto_model, calibrated_model, patch_model, policy_of, policy_text
 from .ready import ready_line
-from .report.chart import draw_card, draw_chart
+from .report.picture import draw
 from .report.text import report, status
 from .session.auto_policy import calibrations
 from .settings import WHERE_FASTER, Settings

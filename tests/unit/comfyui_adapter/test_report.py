@@ -1,4 +1,4 @@
-"""Steps, settings, the report's text and its chart, without ComfyUI."""
+"""Steps, settings, the report's text, without ComfyUI."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image, ImageDraw
 
-from comfy_sage2.comfyui.report.chart import MODE_COLORS, draw_card, draw_chart
-from comfy_sage2.comfyui.report.colors import BROKEN, LEFT
-from comfy_sage2.comfyui.report.drawing import Sheet, fitted, font, wrapped
 from comfy_sage2.comfyui.report.text import report, session_report, status
 from comfy_sage2.comfyui.session.model_passes import Schedule
 from comfy_sage2.comfyui.session.quality import measure
@@ -156,30 +152,16 @@ def test_speed_of_calls_that_left_blocks_out() -> None:
 
 
 @pytest.mark.parametrize("times_calls", [True, False])
-def test_what_was_not_timed_has_no_seconds(monkeypatch: pytest.MonkeyPatch, times_calls: bool) -> None:
-    """Neither in the text nor in the pictures, where 0.00 s would be a lie."""
+def test_what_was_not_timed_has_no_seconds(times_calls: bool) -> None:
     session = session_of()
     session.begin_sampling([1.0, 0.0], times_calls=times_calls)
     session.record.begin_pass(Watch(10.0))
     for layer, decision in enumerate((BY_KERNEL, Decision(reason="first step"))):
         session.record.add(layer, 0, decision, Watch(1.0) if times_calls else NO_TIMER)
     session.end_sampling()
-    said: list[str] = []
-    monkeypatch.setattr(Sheet, "legend", lambda sheet, rows, size: said.extend(text for _, text in rows))
-    paragraph = Sheet.paragraph
-
-    def read(sheet: Sheet, text: str, *arguments: Any, **keywords: Any) -> None:
-        said.append(text)
-        paragraph(sheet, text, *arguments, **keywords)
-
-    monkeypatch.setattr(Sheet, "paragraph", read)
-    draw_chart([session])
-    draw_card([session])
-    pictures, text = "\n".join(said), report([session])
-    for found in (pictures, text):
-        assert ("1.00 s" in found) is times_calls and ", 0.00 s" not in found
-        assert ("Attention calls were not timed" in found) is not times_calls
-    assert ("Attention time" in pictures) is times_calls
+    text = report([session])
+    assert ("1.00 s" in text) is times_calls and ", 0.00 s" not in text
+    assert ("Attention calls were not timed" in text) is not times_calls
 
 
 def test_forecast_is_amdahls_law() -> None:
@@ -221,34 +203,6 @@ def test_report_says_why_nothing_ran() -> None:
     assert "No attention call reached the node" in report([waiting])
 
 
-def colors_of(image: Image.Image) -> list[tuple[int, Any]]:
-    """How often each color stands in a picture."""
-    found = image.getcolors(maxcolors=1 << 24)
-    assert found is not None
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layers, steps, reasons", [(4, 3, 1), (80, 50, 2), (300, 200, 1), (20, 4, 12), (2, 1, 0)])
-def test_chart_of_any_size(layers: int, steps: int, reasons: int) -> None:
-    session = recorded(layers, steps, reasons)
-    for draw, width in ((draw_chart, 1200), (draw_card, 800)):
-        image = draw([session])
-        assert image.mode == "RGB" and image.width == width and image.height < 2 * width
-        colors = {color for _, color in colors_of(image)}
-        assert MODE_COLORS["8b", False] in colors
-        assert (LEFT[0] in colors) == (reasons > 0)
-
-
-def test_chart_of_nothing_is_a_message() -> None:
-    for sessions in (
-        [],
-        [session_of(expected=Decision(reason="no kernel " * 60))],
-        [session_of()],
-    ):
-        assert draw_chart(sessions).size == draw_card(sessions).size == (800, draw_card(sessions).height)
-
-
 def test_quality_of_a_long_call_is_sampled_and_exact() -> None:
     """Against a known error: an output scaled by 1.1 has cosine 1 and relative L1 0.1."""
     q, k, v = torch.randn(2, 12, 700, 32), torch.randn(2, 4, 500, 32), torch.randn(2, 4, 500, 32)
@@ -265,22 +219,9 @@ def test_quality_obeys_masks(shape: tuple[int, ...]) -> None:
     assert Agreement(*measure(exact, q, k, v, scale=None, mask=mask).tolist()).relative_l1 < 1e-5
 
 
-def test_modes_have_the_same_colors_in_every_chart() -> None:
-    """Whichever mode is the more frequent one."""
-    for modes in (["8b"] * 5 + ["4b"], ["4b"] * 5 + ["8b"]):
-        session = session_of(Settings(mode="auto"))
-        session.begin_sampling([1.0, 0.0])
-        for layer, mode in enumerate(modes):
-            session.record.add(layer, 0, Decision("sm89", AttentionOptions(mode=mode)), Watch(1.0))
-        colors = colors_of(draw_chart([session]).crop((100, 0, 1160, 2000)))
-        areas = {color: count for count, color in colors}
-        eight, four = areas[MODE_COLORS["8b", False]], areas[MODE_COLORS["4b", False]]
-        assert (eight > four) == (modes.count("8b") > 1)
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_broken_values_are_reported_and_drawn(value: float) -> None:
-    """They are what the report is asked about most: it names their layer first, and the chart shows it in white."""
+def test_broken_values_are_reported(value: float) -> None:
+    """They are what the report is asked about most: it names their layer first."""
     session = recorded(layers=6, ended=False)
     watch = start_timer(CPU)
     watch.stop()
@@ -289,9 +230,6 @@ def test_broken_values_are_reported_and_drawn(value: float) -> None:
     lines = report([session]).splitlines()
     average = next(index for index, line in enumerate(lines) if line.startswith("Compared with full precision"))
     assert lines[average + 1].startswith("  call 1: cosine nan")
-    colors = {color for _, color in colors_of(draw_chart([session]))}
-    assert BROKEN in colors
-    assert BROKEN not in {color for _, color in colors_of(draw_chart([recorded()]))}
     assert lines[0].endswith("the result has NaN or infinity")
 
 
@@ -311,36 +249,6 @@ def test_summary_asks_for_one_median_a_form(monkeypatch: pytest.MonkeyPatch) -> 
             session.record.add(layer, 0, decision, Watch(1.0), signature=("form", layer % 2))
     assert session.record.summary().speed is not None
     assert asked == [250, 250]
-
-
-@pytest.mark.parametrize("text", ["word " * 800, "x" * 4000], ids=["words", "one word"])
-def test_long_reasons_are_drawn_with_few_measurements(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each measurement takes time with the length of the text."""
-    asked = []
-    plain = ImageDraw.ImageDraw.textlength
-
-    def counted(self: ImageDraw.ImageDraw, text: str, **options: Any) -> float:
-        asked.append(len(text))
-        return plain(self, text, **options)
-
-    monkeypatch.setattr(ImageDraw.ImageDraw, "textlength", counted)
-    session = session_of()
-    session.begin_sampling([1.0, 0.0])
-    session.record.add(0, 0, Decision(reason=text), Watch(1.0))
-    draw_chart([session])
-    draw_chart([session_of(expected=Decision(reason=text))])
-    assert asked and len(asked) < 150 and max(asked) <= 2001
-
-
-def test_fitted_and_wrapped_use_the_width() -> None:
-    draw = ImageDraw.Draw(Image.new("RGB", (1, 1)))
-    text = "a reason of many words " * 30
-    rows = wrapped(draw, text, 18, 500, 4)
-    assert len(rows) == 4 and rows[-1].endswith("…") and text.startswith(" ".join(rows[:3]))
-    for row in rows:
-        assert 400 < draw.textlength(row, font=font(18)) <= 500
-    assert fitted(draw, "short", 18, 500) == "short"
-    assert wrapped(draw, "x" * 500 + " end", 18, 100, 3)[-1] == "end"
 
 
 def test_events_count_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import torch
 from comfy_sage2 import registry
 from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
-from comfy_sage2.comfyui.report.chart import MODE_COLORS, draw_chart
 from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.session.calibration import Calibration
 from comfy_sage2.comfyui.session.dispatcher import probe
@@ -25,7 +24,7 @@ from comfy_sage2.policy.signature import Signature
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
 
-from .calls import SIGMAS, call, node_session, ones, qkv, session_with
+from .calls import SIGMAS, call, node_session, ones, qkv
 
 CPU = torch.device("cpu")
 FOUR = AttentionOptions(mode="4b")
@@ -128,11 +127,3 @@ def test_the_report_says_where_policy_and_node_differ(measured: str, rotate: str
     session.begin_sampling(SIGMAS)
     call(session, *qkv(), 2, func=ones)
     assert ("its errors are not those measured" in session_report(session)) == (measured != rotate)
-
-
-def test_the_chart_draws_a_mode_in_its_color() -> None:
-    for rotate in ("off", "on", "auto"):
-        session = session_with(mode="4b", rotate=rotate)
-        call(session, *qkv(), 2)
-        colors = {color for _, color in draw_chart([session]).getcolors(maxcolors=1 << 24) or ()}
-        assert MODE_COLORS["4b", False] in colors and MODE_COLORS["8b", False] not in colors

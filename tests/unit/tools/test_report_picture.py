@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from comfy_sage2.comfyui.report.chart import draw_card, draw_chart
+from comfy_sage2.comfyui.report.picture import HEIGHT, WIDTH, draw
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.settings import ALWAYS
 from tools import report_picture
@@ -21,10 +21,10 @@ def test_the_report_is_of_all_layers_and_steps() -> None:
     assert (summary.layers, summary.steps, summary.calls) == (4, 3, 12)
     assert len(summary.agreement) == 12 and summary.timed
     assert "12 of 12 attention calls computed by SageAttention2" in report([session])
-    assert draw_chart([session]).width == 1200 and draw_card([session]).width == 800
+    assert draw([session]).size == (WIDTH, HEIGHT)
 
 
 def test_without_a_gpu_no_picture_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="the pictures are of a GPU"):
+    with pytest.raises(SystemExit, match="the picture is of a GPU"):
         report_picture.main([])

@@ -1,0 +1,113 @@
+"""The report's picture: its figures, its colors, and text that comes from outside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+from comfy_sage2.comfyui.report.picture import (
+    BACKGROUND,
+    HEIGHT,
+    LEFT_COLORS,
+    MARGIN,
+    MODE_COLORS,
+    WIDTH,
+    draw,
+    figures,
+)
+from comfy_sage2.comfyui.session.record import Decision, Share, SpeedComparison
+from comfy_sage2.comfyui.session.session import Session
+from comfy_sage2.options import AttentionOptions
+
+from .test_report import BY_KERNEL, Watch, recorded, session_of
+from .test_verdict import close, summary_of
+
+LEFT = Decision(reason="too short")
+
+
+def colors_of(image: Image.Image) -> Counter[Any]:
+    """Color -> pixels."""
+    return Counter({color: count for count, color in image.getcolors(maxcolors=1 << 24) or ()})
+
+
+def session_with_calls(*decisions: Decision) -> Session:
+    """A sampling of a call of 1 s for each decision."""
+    session = session_of()
+    session.begin_sampling([1.0, 0.0])
+    session.record.begin_pass(Watch(10.0))
+    for layer, decision in enumerate(decisions):
+        session.record.add(layer, 0, decision, Watch(1.0))
+    return session
+
+
+def test_the_figures_are_speed_closeness_and_who_computed() -> None:
+    faster = summary_of(speed=SpeedComparison(1, 14.0, 5.0), agreement=close(0.99989))
+    assert figures(faster) == (
+        ("1.9x faster", "10.0 s, was 19.0 s"),
+        ("0.9998", "cosine, 1 is identical"),
+        ("8b", "100% of the time"),
+    )
+    unknown = figures(summary_of(served=False))
+    assert unknown == (("10.0 s", "of sampling"), ("not known", "closeness"), ("ComfyUI", "100% of the time"))
+    assert figures(summary_of(agreement=close(float("nan"))))[1].value == "NaN"
+    not_timed = replace(faster, timed=False, shares=(Share(BY_KERNEL, 3, 0.0), Share(LEFT, 1, 0.0)))
+    assert figures(not_timed)[2] == ("8b", "75% of the calls")
+    peer = replace(BY_KERNEL, backend="comfy-kitchen", is_peer=True, reason="faster here")
+    assert figures(replace(faster, shares=(Share(peer, 1, 1.0),)))[2].value == "comfy-kitchen"
+
+
+def test_the_bar_is_divided_as_the_time_is() -> None:
+    """Each mode has its color, whichever is the more frequent one."""
+    eight, four = BY_KERNEL, Decision("sm89", AttentionOptions("4b"))
+    for decisions, ratio in (((eight, four, four, four), 3.0), ((four, eight, eight, eight), 1.0 / 3.0)):
+        image = draw([session_with_calls(*decisions)])
+        row = colors_of(image.crop((MARGIN, 172, WIDTH - MARGIN, 180)))
+        assert row[MODE_COLORS["4b"]] / row[MODE_COLORS["8b"]] == pytest.approx(ratio, rel=0.05)
+
+
+@pytest.mark.parametrize("reasons", [0, 1, 2, 12])
+def test_calls_that_were_left_have_colors_of_their_own(reasons: int) -> None:
+    left = (Decision(reason=f"reason {number}") for number in range(reasons))
+    colors = colors_of(draw([session_with_calls(BY_KERNEL, *left)]))
+    assert all((color in colors) == (place < reasons) for place, color in enumerate(LEFT_COLORS))
+
+
+def test_every_picture_has_one_size() -> None:
+    for sessions in (
+        [],
+        [session_of(expected=Decision(reason="no kernel " * 60))],
+        [session_of()],
+        [recorded(300, 200)],
+        [recorded(2, 1, 0)],
+    ):
+        image = draw(sessions)
+        assert image.mode == "RGB" and image.size == (WIDTH, HEIGHT)
+        assert len(colors_of(image)) > 1  # something is drawn on the background
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["word " * 800, "x" * 4000, "\x00\x1b[31m" * 50_000, "\ud800\u202e" * 50_000, "a\n" * 100_000, "🦊 文字 " * 1000],
+    ids=["words", "one word", "controls", "surrogates", "lines", "other letters"],
+)
+def test_hostile_reasons_are_drawn_within_the_margins(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In few measurements of few characters: each takes time with the length of its text."""
+    measured: list[int] = []
+    plain = ImageDraw.ImageDraw.textlength
+
+    def counted(self: ImageDraw.ImageDraw, text: str, **options: Any) -> float:
+        measured.append(len(text))
+        return plain(self, text, **options)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "textlength", counted)
+    session = session_with_calls(Decision(reason=text), BY_KERNEL)
+    session.record.add_agreement(1, 0, torch.tensor([1.0, 0.0, 0.0]))
+    for image in (draw([session]), draw([session_of(expected=Decision(reason=text))])):
+        assert set(colors_of(image.crop((WIDTH - MARGIN + 1, 0, WIDTH, HEIGHT)))) == {BACKGROUND}
+        assert set(colors_of(image.crop((0, HEIGHT - MARGIN + 8, WIDTH, HEIGHT)))) == {BACKGROUND}
+    assert len(measured) < 800 and sum(measured) < 600_000

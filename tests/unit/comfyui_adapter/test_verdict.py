@@ -1,0 +1,103 @@
+"""The report at a glance: its first words, and where the output was furthest from full precision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from comfy_sage2.comfyui.report.text import report
+from comfy_sage2.comfyui.report.verdict import compared_speed, verdict, worst_cell
+from comfy_sage2.comfyui.session.record import Decision, SpeedComparison, Summary
+from comfy_sage2.metrics import Agreement
+
+from .test_report import BY_KERNEL, Watch, recorded, session_of
+
+
+def summary_of(
+    *,
+    speed: SpeedComparison | None = None,
+    agreement: dict[tuple[int, int], Agreement] | None = None,
+    served: bool = True,
+    backend: str | None = BY_KERNEL.backend,
+) -> Summary:
+    """Ten seconds of sampling."""
+    session = session_of()
+    session.begin_sampling([1.0, 0.0])
+    session.record.begin_pass(Watch(10.0))
+    session.record.add(
+        0, 0, replace(BY_KERNEL, backend=backend) if served else Decision(reason="no kernel"), Watch(5.0)
+    )
+    found = session.record.summary()
+    return Summary(
+        found.steps, found.layers, found.seconds, found.shares, found.cells, agreement or {}, speed, found.devices
+    )
+
+
+def close(cosine: float) -> dict[tuple[int, int], Agreement]:
+    return {(0, 0): Agreement(cosine, 0.01, 0.1)}
+
+
+@pytest.mark.parametrize(
+    "summary, words",
+    [
+        (
+            summary_of(speed=SpeedComparison(1, 14.0, 5.0), agreement=close(0.99989)),
+            "1.9x faster sampling; very close to full precision (0.9998; 1 is identical)",
+        ),
+        (summary_of(speed=SpeedComparison(1, 5.3, 5.0)), "1.03x faster sampling; closeness not measured"),
+        (summary_of(speed=SpeedComparison(1, 5.01, 5.0)), "equally fast sampling; closeness not measured"),
+        (
+            summary_of(speed=SpeedComparison(1, 1.0, 8.0), agreement=close(1.0)),
+            "3.3x slower sampling: ComfyUI's own attention is faster here; very close to full precision (1.0000; 1 is "
+            "identical)",
+        ),
+        (summary_of(agreement=close(0.995)), "speed not measured; close to full precision (0.9950; 1 is identical)"),
+        (
+            summary_of(agreement=close(0.97)),
+            "speed not measured; less close to full precision (0.9700; 1 is identical)",
+        ),
+        (summary_of(agreement=close(0.5)), "speed not measured; far from full precision (0.5000; 1 is identical)"),
+        (summary_of(agreement=close(float("nan"))), "speed not measured; the result has NaN or infinity"),
+        (
+            summary_of(speed=SpeedComparison(1, 1.0, 8.0), backend="reference"),
+            "no speed-up: the slow reference ran, not a GPU kernel (3.3x slower sampling); closeness not measured",
+        ),
+        (
+            summary_of(speed=SpeedComparison(1, 14.0, 5.0), backend="reference"),
+            "no speed-up: the slow reference ran, not a GPU kernel; closeness not measured",
+        ),
+        (
+            summary_of(backend="reference"),
+            "no speed-up: the slow reference ran, not a GPU kernel; closeness not measured",
+        ),
+        (summary_of(served=False), "no speed-up: ComfyUI's attention computed every call"),
+        (session_of().record.summary(), "no attention call reached the node"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_first_line_says_what_was_measured_and_what_not(summary: Summary, words: str) -> None:
+    assert verdict(summary) == words
+
+
+@pytest.mark.parametrize(
+    "ratio, words", [(1.9, "1.9x faster"), (0.22, "4.5x slower"), (12.3, "12x faster"), (0.9999, "equally fast")]
+)
+def test_speeds_in_words(ratio: float, words: str) -> None:
+    assert compared_speed(ratio) == words
+
+
+def test_the_report_begins_with_it() -> None:
+    assert (
+        report([recorded()]).splitlines()[0] == "Speed not measured; close to full precision (0.9970; 1 is identical)"
+    )
+    idle = session_of(expected=Decision(reason="no kernel for this GPU"))
+    assert report([idle]).splitlines()[0] == "Not active"
+
+
+@pytest.mark.parametrize("value", [0.7, float("nan"), float("inf")])
+def test_the_worst_cell(value: float) -> None:
+    agreement = {(layer, step): Agreement(1.0, 0.01, 0.0) for layer in range(7) for step in range(3)}
+    agreement[4, 1] = Agreement(0.5, value, 0.0)
+    assert worst_cell(Summary(3, 7, 1.0, (), {}, agreement)) == (4, 1)
+    assert worst_cell(Summary(3, 7, 1.0, (), {}, {})) is None

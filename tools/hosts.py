@@ -2,10 +2,10 @@
 
     python -m tools.hosts FOLDER [--device cuda] [--hosts musubi-tuner LightX2V ...]
 
-FOLDER holds checkouts of musubi-tuner, LightX2V, sdnext and Wan2GP; the packages diffusers, xfuser, fastvideo and
-vllm-omni (with its vllm) are installed, and the wheel of packages/sageattention. Of sdnext and Wan2GP the attention
-file alone is loaded, with empty modules for what it imports; the others are imported as they are. Prints a row for each
-call: how far its result is from exact attention (relative L1), and of models from the same model's own attention.
+FOLDER holds checkouts of musubi-tuner, LightX2V, sdnext and Wan2GP; the packages diffusers, xfuser and fastvideo are
+installed, and the wheel of packages/sageattention. Of sdnext and Wan2GP the attention file alone is loaded, with empty
+modules for what it imports; the others are imported as they are. Prints a row for each call: how far its result is from
+exact attention (relative L1), and of models from the same model's own attention.
 """
 
 from __future__ import annotations
@@ -180,25 +180,6 @@ def fastvideo(folder: Path) -> Iterator[Row]:
     yield "its SAGE_ATTN", relative_l1(layer.forward(*given, None), wanted(given))
 
 
-def vllm_omni(folder: Path) -> Iterator[Row]:
-    """Its own backend SAGE_ATTN, and the one that this library's plugin puts in its place."""
-    from vllm_omni.diffusion.attention.backends.abstract import AttentionMetadata
-    from vllm_omni.diffusion.attention.backends.registry import DiffusionAttentionBackendEnum
-    from vllm_omni.plugins import load_omni_general_plugins
-
-    own = DiffusionAttentionBackendEnum.SAGE_ATTN.get_class()
-    load_omni_general_plugins()
-    ours = DiffusionAttentionBackendEnum.SAGE_ATTN.get_class()
-    assert own.__module__.startswith("vllm_omni.") and ours.__module__.startswith("comfy_sage2.")
-    given = qkv(2, 40, 4, 64)
-    for name, backend in (("its own SAGE_ATTN", own), ("SAGE_ATTN of the plugin", ours)):
-        layer = backend.get_impl_cls()(4, 64, 0.125, False, num_kv_heads=4, prefix="", qkv_layout="BSND")
-        yield name, relative_l1(layer.forward_cuda(*given), wanted(given))
-    mask = torch.arange(40).expand(2, 40) < torch.tensor([[40], [23]])
-    out = layer.forward_cuda(*given, AttentionMetadata(attn_mask=mask))
-    yield "SAGE_ATTN of the plugin, a mask", relative_l1(out, wanted(given, attn_mask=mask[:, None, None, :]))
-
-
 def wan2gp(folder: Path) -> Iterator[Row]:
     """Its attention mode "sage"."""
     sys.path.insert(0, str(folder))
@@ -247,7 +228,6 @@ HOSTS: dict[str, Callable[[Path], Iterator[Row]]] = {
     "LightX2V": lightx2v,
     "xfuser": xdit,
     "fastvideo": fastvideo,
-    "vllm-omni": vllm_omni,
     "Wan2GP": wan2gp,
     "sdnext": sdnext,
 }

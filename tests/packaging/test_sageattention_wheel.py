@@ -98,11 +98,3 @@ def test_an_installed_one_that_works_is_served_first(site: Path, tmp_path: Path)
     (tmp_path / "sageattention" / "__init__.py").write_text("def sageattn(): return 'its own'\n")
     code = f"sys.path.insert(0, {str(tmp_path)!r})\nimport sageattention\nprint(sageattention.sageattn())\n"
     assert "its own" in run(site, code, **REFERENCE)
-
-
-def test_vllm_omni_finds_its_plugin(site: Path) -> None:
-    code = (
-        "(point,) = importlib.metadata.distribution('comfy-sage2-sageattention').entry_points\n"
-        "print(point.group, point.load().__module__)\n"
-    )
-    assert "vllm_omni.general_plugins comfy_sage2.integrations.vllm_omni" in run(site, code)

@@ -21,9 +21,9 @@ from statistics import median
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sequence_parallel.cases import MODES
 from sequence_parallel.launch import start_one
 from sequence_parallel.raylight_worker import FULL, GPUS, STEPS
-from sequence_parallel.sage_worker import MODES
 
 from comfy_sage2 import explain
 from comfy_sage2.integrations.sageattention import offer

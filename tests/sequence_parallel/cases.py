@@ -12,27 +12,32 @@ from comfy_sage2 import Sparse, attention
 EIGHT_BIT: dict[str, Any] = {"mode": "8b"}
 FOUR_BIT: dict[str, Any] = {"mode": "4b", "smooth_v": True}
 SCALE = 0.11
+# yunchang's name of an attention -> the mode in which it is served.
+MODES = {
+    "SAGE_AUTO": "8b",
+    "SAGE_FP8": "8b",
+    "SAGE_FP8_SM90": "8b",
+    "SAGE_FP16": "precise",
+    "SAGE_FP16_TRITON": "precise",
+}
 BOUND, SHARE = Sparse(bound=0.5, always=((0, 200),)), Sparse(share=0.3)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call over groups of `ulysses` x `ring` processes."""
+    """One call of yunchang's attention over `ulysses` x `ring` processes.
+
+    attention: the name of yunchang's AttnType, which calls `sageattention`; None for `attention_processor`.
+    """
 
     name: str
-    processes: int
     ulysses: int
     ring: int
     options: dict[str, Any]
+    attention: str | None = None
     kv_heads: int = 4
     is_causal: bool = False
-    layout: str = "BHND"
     sparse: Sparse | None = None  # in calls of 64 blocks of keys and more
-
-    @property
-    def groups(self) -> int:
-        """How many groups work on tokens of their own."""
-        return self.processes // (self.ulysses * self.ring)
 
     def inputs(self, device: str, dtype: torch.dtype, tokens: int, head_dim: int) -> list[torch.Tensor]:
         """q, k, v of all processes, BHND, alike in every process; keys drift, so that each part has its own mean."""
@@ -51,23 +56,16 @@ class Case:
 
     def undivided(self, qkv: list[torch.Tensor], backend: str) -> torch.Tensor:
         """The same attention in one process, BHND."""
-        parts = [
-            attention(*part, **self.options, is_causal=self.is_causal, scale=SCALE, backend=backend, sparse=self.sparse)
-            for part in self._of_each_group(qkv)
-        ]
-        return torch.cat(parts, 2)
+        out: torch.Tensor = attention(
+            *qkv, **self.options, is_causal=self.is_causal, scale=SCALE, backend=backend, sparse=self.sparse
+        )
+        return out
 
     def exact(self, qkv: list[torch.Tensor]) -> torch.Tensor:
         """The same attention in float64, straight from its definition, BHND."""
-        return torch.cat([self._exact(*part) for part in self._of_each_group(qkv)], 2)
-
-    def _of_each_group(self, qkv: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
-        return list(zip(*(tensor.chunk(self.groups, 2) for tensor in qkv), strict=True))
-
-    def _exact(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        repeats = q.shape[1] // k.shape[1]
-        k, v = (tensor.double().repeat_interleave(repeats, 1) for tensor in (k, v))
-        scores = q.double() @ k.mT * SCALE
+        q, k, v = (tensor.double() for tensor in qkv)
+        k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
+        scores = q @ k.mT * SCALE
         if self.is_causal:
             hidden = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(1)
             scores = scores.masked_fill(hidden, -torch.inf)
@@ -75,21 +73,23 @@ class Case:
 
 
 def cases(processes: int) -> list[Case]:
-    """All cases for this number of processes, 2 or 4."""
-    listed = []
-    for name, options in (("8b", EIGHT_BIT), ("4b smooth V", FOUR_BIT)):
-        listed.append(Case(f"Ulysses {name}", processes, processes, 1, options))
-        listed.append(Case(f"ring {name}", processes, 1, processes, options))
-    if processes == 4:
-        listed.append(Case("Ulysses and ring", 4, 2, 2, EIGHT_BIT))
-        listed.append(Case("Ulysses and ring, causal", 4, 2, 2, EIGHT_BIT, is_causal=True))
-        listed.append(Case("two groups", 4, 2, 1, EIGHT_BIT))
+    """All cases for this number of processes."""
+    listed = [
+        Case("Ulysses", processes, 1, EIGHT_BIT),
+        Case("Ulysses, 4b and smooth V", processes, 1, FOUR_BIT),
+        Case("ring", 1, processes, EIGHT_BIT),
+        Case("ring, 4b and smooth V", 1, processes, FOUR_BIT),
+        Case("ring, causal", 1, processes, EIGHT_BIT, is_causal=True),
+        Case("ring, one head of keys", 1, processes, EIGHT_BIT, kv_heads=1),
+        Case("Ulysses, sparse by a bound", processes, 1, EIGHT_BIT, sparse=BOUND),
+        Case("Ulysses, sparse by a share", processes, 1, EIGHT_BIT, sparse=SHARE),
+        Case("SAGE_AUTO, causal", 1, processes, EIGHT_BIT, "SAGE_AUTO", is_causal=True),
+    ]
+    if processes == 2:
+        listed.append(Case("Ulysses, grouped heads", 2, 1, EIGHT_BIT, kv_heads=2))
     else:
-        listed.append(Case("Ulysses, causal", 2, 2, 1, EIGHT_BIT, is_causal=True))
-        listed.append(Case("ring, causal", 2, 1, 2, EIGHT_BIT, is_causal=True))
-        listed.append(Case("Ulysses, grouped heads", 2, 2, 1, EIGHT_BIT, kv_heads=2))
-        listed.append(Case("ring, one head of keys", 2, 1, 2, EIGHT_BIT, kv_heads=1))
-        listed.append(Case("Ulysses, BNHD", 2, 2, 1, EIGHT_BIT, layout="BNHD"))
-        listed.append(Case("Ulysses, sparse by a bound", 2, 2, 1, EIGHT_BIT, kv_heads=2, sparse=BOUND))
-        listed.append(Case("Ulysses, sparse by a share", 2, 2, 1, EIGHT_BIT, sparse=SHARE))
+        listed.append(Case("Ulysses and ring", processes // 2, 2, EIGHT_BIT))
+    for name, mode in MODES.items():
+        listed.append(Case(f"{name}, Ulysses", processes, 1, {"mode": mode}, name))
+        listed.append(Case(f"{name}, ring", 1, processes, {"mode": mode}, name))
     return listed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,8 +9,11 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
+
+from comfy_sage2.integrations.sageattention import offer
 
 TESTS = Path(__file__).resolve().parents[1]
 ENGINE_MISSING = "yunchang is not installed: pip install 'yunchang>=0.6.4'"
@@ -26,14 +28,6 @@ class Setup:
     dtype: str
     tokens: int
     head_dim: int
-
-
-@dataclass(frozen=True)
-class Results:
-    """outputs: case -> BHND, the processes' parts in order of rank. errors: attempt -> message, for each process."""
-
-    outputs: dict[str, torch.Tensor]
-    errors: list[dict[str, str]]
 
 
 def start(processes: int, module: str, arguments: list[str]) -> None:
@@ -64,11 +58,14 @@ def start_one(arguments: list[str], *, timeout: int) -> None:
         assert ended == 0, f"{how}\n{output.read()[-6000:]}"
 
 
-def run(processes: int, setup: Setup, folder: Path) -> Results:
-    """Let `processes` processes of the worker compute all cases."""
+def run(processes: int, setup: Setup, folder: Path) -> dict[str, torch.Tensor]:
+    """The output of every case in `processes` processes of the worker: BHND, their parts in order of rank."""
     options = {"out": folder, "device": setup.device, "backend": setup.backend, "dtype": setup.dtype}
     options |= {"tokens": setup.tokens, "head-dim": setup.head_dim}
-    start(processes, "sequence_parallel.worker", [f"--{name}={value}" for name, value in options.items()])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(offer.PATH), prepend=os.pathsep)
+        if setup.backend == offer.REFERENCE:
+            patch.setenv(offer.BACKEND_VARIABLE, offer.REFERENCE)
+        start(processes, "sequence_parallel.worker", [f"--{name}={value}" for name, value in options.items()])
     parts = [load_file(folder / f"rank{rank}.safetensors") for rank in range(processes)]
-    errors = [json.loads((folder / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in range(processes)]
-    return Results({name: torch.cat([part[name] for part in parts], 2) for name in parts[0]}, errors)
+    return {name: torch.cat([part[name] for part in parts], 2) for name in parts[0]}

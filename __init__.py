@@ -70,10 +70,8 @@ def nodes_of_this_copy() -> list[type[io.ComfyNode]]:
         SageAttention2LoadPolicy,
     ]
     if (ROOT / "lab").is_dir():  # a clone has the laboratory, an installation from the registry does not
-        from .lab.capture.nodes import SageAttention2Capture, SageAttention2SaveCapture
         from .lab.nodes import SageAttention2DemoBaseline, SageAttention2DemoCaption
 
-        nodes += [SageAttention2Capture, SageAttention2SaveCapture]
         nodes += [SageAttention2DemoCaption, SageAttention2DemoBaseline]
     return nodes
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lab.capture.samples import AttentionSample
+from lab.evaluation.samples import AttentionSample
 
 HEIGHTS = (10.0, 16.0, 24.0)  # nats: flat, medium and sharp
 NARROWEST, WIDEST = 1.5, 16.0

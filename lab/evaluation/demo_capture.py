@@ -8,11 +8,10 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from ..capture.recorder import CaptureBounds, Recorder
-from ..capture.samples import AttentionSample
 from ..demo.captions import CaptionEncoder
 from ..demo.sampler import denoise, starting_noise
 from ..demo.wan_dit import WanDiT
+from .samples import AttentionSample
 
 CAPTION = "a large red striped ball bounces and a white star spins over a drifting blue checkered floor"
 
@@ -32,7 +31,7 @@ def demo_samples(
 
     The kept batch row is the one with the caption.
     """
-    recorder = Recorder(CaptureBounds(every_layer=1, every_step=every_step))
+    samples: list[AttentionSample] = []
     now = 0
 
     def before_step(step: int) -> None:
@@ -41,8 +40,8 @@ def demo_samples(
         progress(step / steps)
 
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        if recorder.wants(layer, now - 1):
-            recorder.add(q, k, v, layer=layer, step=now)
+        if now % every_step == 1 % every_step:
+            samples.append(AttentionSample(layer, now, q[:1].cpu(), k[:1].cpu(), v[:1].cpu()))
         return F.scaled_dot_product_attention(q, k, v)
 
     for layer, (self_attention, _) in enumerate(dit.attentions()):
@@ -51,4 +50,4 @@ def demo_samples(
     denoise(dit, encoder, [CAPTION], noise, steps=steps, before_step=before_step)
     for self_attention, _ in dit.attentions():
         self_attention.attend = F.scaled_dot_product_attention
-    return recorder.samples
+    return samples

@@ -10,8 +10,8 @@ import torch
 from comfy_sage2.metrics import Agreement, average, worst
 
 from ..baselines import exact_attention
-from ..capture.samples import AttentionSample
 from .methods import Table
+from .samples import AttentionSample
 
 
 @dataclass(frozen=True)

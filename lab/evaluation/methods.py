@@ -22,7 +22,7 @@ from comfy_sage2.request import AttentionRequest
 
 from ..baselines import flash_attention3_fp8, hadamard_attention, sage_attention1, smooth_attention
 from ..baselines.unsmoothed import UNSMOOTHED_4B
-from ..capture.samples import AttentionSample
+from .samples import AttentionSample
 
 Method = Callable[[AttentionSample], torch.Tensor]
 

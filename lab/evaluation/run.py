@@ -1,7 +1,6 @@
 """`python -m lab eval`: the paper's accuracy tables, or with --end-to-end the quality of whole videos.
 
-The tables are measured on Q, K and V of the demo model, on synthetic tensors with the paper's outliers, and on captures
-of a user's own workflow.
+The tables are measured on Q, K and V of the demo model and on synthetic tensors with the paper's outliers.
 """
 
 from __future__ import annotations
@@ -10,21 +9,18 @@ import argparse
 import json
 import os
 import shlex
-import sys
 import time
 from pathlib import Path
 
 import torch
 
 from comfy_sage2 import machine, registry
-from comfy_sage2.command_line import Parser, at_least_1, existing_file, output_file, output_folder, seed_number
+from comfy_sage2.command_line import Parser, at_least_1, output_folder, seed_number
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.request import AttentionRequest
 from tools.progress import ProgressBar
 
 from ..arguments import check_kernel, usable_device, usual_device
-from ..capture.recorder import CaptureError, load_samples, save_samples
-from ..capture.samples import AttentionSample
 from ..demo.captions import CaptionEncoder
 from ..demo.model import TRAINED_FOLDER, DemoModel
 from ..demo.wan_dit import WanDiT
@@ -34,6 +30,7 @@ from .end_to_end import EndToEndJob, run_end_to_end
 from .measurement import measure
 from .methods import tables
 from .report import as_json, markdown
+from .samples import AttentionSample
 from .structure import structure
 from .synthetic import synthetic_samples
 
@@ -46,11 +43,7 @@ def _parser() -> Parser:
         "--output", type=output_folder, default="eval-output", help="folder for tables, JSON and charts"
     )
     parser.add_argument("--model", type=Path, help="folder of the demo model (default: the one of this repository)")
-    parser.add_argument("--capture", type=existing_file, nargs="+", default=[], help="captures of your own workflow")
-    parser.add_argument("--save-capture", type=output_file, help="keep the demo model's tensors as a capture")
-    parser.add_argument(
-        "--only", nargs="+", choices=("demo", "synthetic", "capture"), help="which tensors; default: all there are"
-    )
+    parser.add_argument("--only", choices=("demo", "synthetic"), help="which tensors; default: all there are")
     backends = ["auto", *(backend.name for backend in registry.backends())]
     parser.add_argument(
         "--backend", choices=backends, default="auto", help="kernel to measure beside the reference; 'reference': none"
@@ -60,7 +53,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--seed", type=seed_number, default=0)
     parser.add_argument("--steps", type=at_least_1, default=20, help="sampling steps of the demo model")
-    parser.add_argument("--every-step", type=at_least_1, default=6, help="which of them are captured")
+    parser.add_argument("--every-step", type=at_least_1, default=6, help="every how many of them tensors are kept")
     parser.add_argument("--side", type=_side, default=256, help="pixels; a multiple of 16")
     parser.add_argument("--frames", type=_frames, default=33, help="1 more than a multiple of 4")
     parser.add_argument("--tokens", type=at_least_1, default=_SYNTHETIC_TOKENS, help="of the synthetic tensors")
@@ -106,19 +99,12 @@ def _kernel(name: str, device: torch.device, parser: Parser) -> str | None:
 
 def _check(options: argparse.Namespace, parser: Parser) -> None:
     """End where an argument asks for something that is not there."""
-    wanted = options.only or []
     if options.rows is not None and not options.end_to_end:
         parser.error("argument --rows: the tables always have all rows; add --end-to-end or leave it out")
-    if "capture" in wanted and not options.capture:
-        parser.error("argument --only: capture needs a file, named with --capture")
-    uses_model = options.end_to_end or "demo" in (wanted or ["demo"])
-    if options.save_capture is not None and (options.end_to_end or not uses_model):
-        parser.error(
-            "argument --save-capture: the demo model's tensors are not made here; leave out --only or add demo"
-        )
+    uses_model = options.end_to_end or options.only != "synthetic"
     named = options.model is not None
     options.model = options.model or TRAINED_FOLDER
-    if uses_model and (named or options.end_to_end or wanted):
+    if uses_model and (named or options.end_to_end or options.only):
         model = DemoModel(options.model, trained=True)
         files = [model.dit, model.captions]
         if options.end_to_end:
@@ -142,7 +128,7 @@ def _end_to_end_job(options: argparse.Namespace, kernel: str | None, parser: Par
 def _demo(options: argparse.Namespace, device: torch.device) -> list[AttentionSample]:
     model = DemoModel(options.model, trained=True)
     with ProgressBar("sampling the demo model") as progress:
-        samples = demo_samples(
+        return demo_samples(
             WanDiT.load(model.dit).to(device),
             CaptionEncoder.load(model.captions),
             seed=options.seed,
@@ -152,16 +138,11 @@ def _demo(options: argparse.Namespace, device: torch.device) -> list[AttentionSa
             frames=options.frames,
             progress=progress,
         )
-    if options.save_capture is not None:
-        save_samples(options.save_capture, samples)
-    return samples
 
 
 def _sources(options: argparse.Namespace, device: torch.device) -> dict[str, tuple[str, list[AttentionSample]]]:
     """File name -> what the samples are, and the samples."""
-    wanted = options.only or ["demo", "synthetic", "capture"]
-    # Read first: what is wrong with them is said before anything is sampled.
-    captures = {path: load_samples(path) for path in options.capture if "capture" in wanted}
+    wanted = [options.only] if options.only else ["demo", "synthetic"]
     found: dict[str, tuple[str, list[AttentionSample]]] = {}
     if "demo" in wanted and (DemoModel(options.model, True).dit.is_file() or options.only):
         samples = _demo(options, device)
@@ -170,8 +151,6 @@ def _sources(options: argparse.Namespace, device: torch.device) -> dict[str, tup
     if "synthetic" in wanted:
         samples = synthetic_samples(options.seed, layers=_SYNTHETIC_LAYERS, tokens=options.tokens)
         found["synthetic"] = (f"synthetic Q, K, V with outliers ({_places(samples)}, {options.tokens} tokens)", samples)
-    for path, samples in captures.items():
-        found[f"capture_{path.stem}"] = (f"capture {path.name} ({_places(samples)})", samples)
     return found
 
 
@@ -193,7 +172,7 @@ def _run_tables(options: argparse.Namespace, device: torch.device, kernel: str |
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; 0 when everything that was asked for was measured, 1 when a capture cannot be read."""
+    """Run the command; 0 when everything that was asked for was measured."""
     parser = _parser()
     options = parser.parse_args(arguments)
     _check(options, parser)
@@ -202,15 +181,11 @@ def main(arguments: list[str]) -> int:
     job = _end_to_end_job(options, kernel, parser) if options.end_to_end else None
     options.output.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    try:
-        if job is not None:
-            text = run_end_to_end(DemoModel(options.model, True), job, device, options.workers, options.output)
-            name = "end_to_end.md"
-        else:
-            text, name = _run_tables(options, device, kernel), "tables.md"
-    except CaptureError as error:
-        print(error, file=sys.stderr)
-        return 1
+    if job is not None:
+        text = run_end_to_end(DemoModel(options.model, True), job, device, options.workers, options.output)
+        name = "end_to_end.md"
+    else:
+        text, name = _run_tables(options, device, kernel), "tables.md"
     heading = f"Machine: {machine.summary(device)}; kernel: {kernel or 'none, reference only'}"
     command = shlex.join(["python", "-m", "lab", "eval", *arguments])
     text = f"{heading}. Command: `{command}`; {time.monotonic() - start:.0f} s.\n\n{text}\n"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..capture.samples import AttentionSample
+from .samples import AttentionSample
 
 BLOCK = 128  # of smooth Q
 

@@ -20,7 +20,7 @@ import math
 
 import torch
 
-from ..capture.samples import AttentionSample
+from .samples import AttentionSample
 
 OUTLIERS, OUTLIER_RANGE = 6, (6.0, 14.0)
 WALK_TOKENS = 64

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from comfy_sage2.options import AttentionOptions
 
 from ..baselines import BASELINES
-from ..capture.samples import AttentionSample
 from ..demo.wan_dit import AttentionFunction, WanDiT
 from .methods import Method, backend, baseline, has_mode, in_mode
+from .samples import AttentionSample
 
 FULL_PRECISION = "Full precision"
 

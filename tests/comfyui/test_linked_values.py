@@ -15,18 +15,15 @@ AUTO_POLICY = {
     "quality": "fast", "policy": "", "cost_limit": 50.0, "rotate": True, "backend": "reference",
     "measure_quality": False, "guard": False,
 }  # fmt: skip
-CAPTURE = {"every_layer": 1, "every_step": 1, "heads": 1, "most_megabytes": 1}
 # Nodes that show what they did: the values of their inputs beside `model`.
 NODES: dict[str, dict[str, Any]] = {
     "SageAttention2": DEFAULTS,
     "SageAttention2AutoPolicy": AUTO_POLICY,
     "SageAttention2Calibrate": {"cost_limit": 50.0},
-    "SageAttention2Capture": CAPTURE,
 }
 OUTPUTS: dict[str, dict[str, Any]] = {
     "SageAttention2Report": {},
     "SageAttention2MakePolicy": {"quality": "fast", "file": ""},
-    "SageAttention2SaveCapture": {"samples": ["sampler", 0], "file": "capture"},
 }
 
 
@@ -71,14 +68,11 @@ def test_no_policy_is_none(server: ComfyServer, node: str, name: str) -> None:
         ("SageAttention2AutoPolicy", "cost_limit", None, "cost_limit must be a finite number, got None"),
         ("SageAttention2Calibrate", "cost_limit", "30", "cost_limit must be a finite number, got '30'"),
         ("SageAttention2Calibrate", "rotate", "no", "rotate must be one of .*, got 'no'"),
-        ("SageAttention2Capture", "every_layer", None, "every_layer must be a whole number, got None"),
-        ("SageAttention2Capture", "most_megabytes", 1.5, "most_megabytes must be a whole number, got 1.5"),
         ("SageAttention2LoadPolicy", "text", 5, "text must be a text, got 5"),
         ("SageAttention2LoadPolicy", "file", None, "SA-407"),
         ("SageAttention2Report", "model", None, "model must be a model"),
         ("SageAttention2MakePolicy", "model", None, "model must be a model"),
         ("SageAttention2MakePolicy", "file", 5, "file must be a text, got 5"),
-        ("SageAttention2SaveCapture", "model", None, "model must be a model"),
     ],
 )
 def test_a_value_that_an_input_cannot_take_is_named(

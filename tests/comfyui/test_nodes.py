@@ -24,8 +24,6 @@ NODES = (
     "SageAttention2Calibrate",
     "SageAttention2MakePolicy",
     "SageAttention2LoadPolicy",
-    "SageAttention2Capture",
-    "SageAttention2SaveCapture",
     "SageAttention2DemoCaption",
     "SageAttention2DemoBaseline",
 )

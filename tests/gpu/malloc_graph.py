@@ -32,8 +32,6 @@ from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
 from comfy_sage2.policy.signature import Signature
-from lab.capture.handler import Capture
-from lab.capture.recorder import CaptureBounds
 
 PACKAGE = "comfy_aimdo"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -75,10 +73,6 @@ def _calibration(device: torch.device, **options: Any) -> Session:
     return Session(Calibration(Signature.of("", {}), 1e9, lambda done, total: None, **options))
 
 
-def _capture(device: torch.device, **options: Any) -> Session:
-    return Session(Capture(CaptureBounds(every_layer=1, every_step=1, **options)))
-
-
 # Makes the session, its options, and whether the guard looks once a pass. The control keeps a flag of each call.
 CASES: dict[str, tuple[Callable[..., Session], dict[str, Any], bool]] = {
     "8b": (_node_session, {}, True),
@@ -91,7 +85,6 @@ CASES: dict[str, tuple[Callable[..., Session], dict[str, Any], bool]] = {
     "listing": (_listing, {"skip": "balanced"}, True),
     "measured": (_node_session, {"measure_quality": True}, True),
     "calibrated": (_calibration, {}, True),
-    "captured": (_capture, {}, True),
     "exact": (_node_session, {"mode": "exact"}, True),
     "8b in containers": (_node_session, {}, True),
     "fidelity in containers": (_node_session, {"guard": FIDELITY}, True),

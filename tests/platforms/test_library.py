@@ -27,9 +27,8 @@ SUITES = {
              "tests/unit/core/test_rotation.py"),
     "files and texts": ("tests/unit/policy", "tests/unit/test_text.py", "tests/unit/autotune/test_cache_file.py",
                         "tests/unit/test_doctor.py"),
-    "captures": ("tests/unit/capture", "tests/unit/evaluation/test_variants.py",
-                 "tests/unit/comfyui_adapter/test_accumulators.py", "-m", "not slow",
-                 "-k", "not what_safetensors_says"),
+    "reference": ("tests/unit/evaluation/test_variants.py", "tests/unit/comfyui_adapter/test_accumulators.py",
+                  "-m", "not slow"),
 }  # fmt: skip
 
 

@@ -16,7 +16,6 @@ import torch
 from comfy_sage2 import __main__ as command_line
 from comfy_sage2.command_line import existing_file, given_or_new_seed, output_file, output_folder
 from lab import __main__ as laboratory
-from lab.evaluation import run as evaluation
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -102,13 +101,7 @@ def test_wrong_arguments_of_the_library(arguments: list[str], words: str, capsys
         (["eval", "--steps", "0"], "--steps: expected a whole number of at least 1, got '0'"),
         (["eval", "--device", "toaster"], "--device: torch cannot use 'toaster' here"),
         (["eval", "--seed", str(1 << 64)], "--seed: expected a whole number from 0 to 4294967295"),
-        (["eval", "--capture", "nowhere"], "--capture: expected a file, and there is none at 'nowhere'"),
-        (["eval", "--only", "capture"], "--only: capture needs a file, named with --capture"),
         (["eval", "--model", "nowhere"], "is missing; name the folder of the trained demo model"),
-        (
-            ["eval", "--only", "synthetic", "--save-capture", "a.safetensors"],
-            "--save-capture: the demo model's tensors",
-        ),
         (["eval", "--only", "demo", "--model", "nowhere"], "is missing; name the folder of the trained demo model"),
         (["eval", "--backend", "sm42"], "--backend: invalid choice: 'sm42'"),
         (
@@ -195,20 +188,6 @@ def test_a_python_that_comfyui_cannot_run_in_is_one_line(tmp_path: Path) -> None
     assert finished.returncode == 1 and finished.stdout == ""
     (line,) = finished.stderr.splitlines()
     assert line.startswith(f"the ComfyUI at {tmp_path} needs no_such_requirement, which {sys.executable} does not have")
-
-
-def test_a_wrong_capture_is_told_before_the_demo_model_is_sampled(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def sampled(*arguments: object) -> None:
-        raise AssertionError("sampled first")
-
-    monkeypatch.setattr(evaluation, "_demo", sampled)
-    capture = tmp_path / "capture.safetensors"
-    capture.write_bytes(b"none")
-    arguments = ["eval", "--only", "demo", "capture", "--capture", str(capture), "--output", str(tmp_path / "out")]
-    assert laboratory.main(arguments) == 1
-    assert str(capture) in capsys.readouterr().err
 
 
 WITHOUT_TORCH = """

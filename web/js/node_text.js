@@ -9,8 +9,6 @@ const NODES = new Set([
   "SageAttention2Calibrate",
   "SageAttention2MakePolicy",
   "SageAttention2LoadPolicy",
-  "SageAttention2Capture",
-  "SageAttention2SaveCapture",
   "SageAttention2DemoBaseline",
 ]);
 const WIDGET = "status";

@@ -17,8 +17,6 @@ from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.calibration import Calibration
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.policy.signature import Signature
-from lab.capture.handler import Capture
-from lab.capture.recorder import CaptureBounds
 
 from .calls import Container, added, ones, qkv, serve_by, session_with
 
@@ -70,7 +68,7 @@ def test_containers(comfyui_module: Any, low_precision: bool, previous: str | No
 @pytest.mark.parametrize("previous", [False, True], ids=["alone", "after a node"])
 @pytest.mark.parametrize(
     "left",
-    [{"low_precision_attention": False}, {"measured": True}, {"captured": True}, {"failing": True}, {"broken": True}],
+    [{"low_precision_attention": False}, {"measured": True}, {"failing": True}, {"broken": True}],
     ids=lambda left: next(iter(left)),
 )
 def test_tensors_are_freed_while_comfyui_serves(
@@ -98,7 +96,6 @@ def test_tensors_are_freed_while_comfyui_serves(
     comfyui_module.optimized_attention = frees_one_by_one
     handlers: dict[str, Any] = {
         "measured": lambda: Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None),
-        "captured": lambda: Capture(CaptureBounds()),
     }
     make = handlers.get(next(iter(left)))
     first = session_with(start_percent=1.0) if previous else None

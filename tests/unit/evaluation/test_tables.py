@@ -11,13 +11,12 @@ from unit.core.declared_modules import declared_module
 
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import MODES
-from lab.capture.recorder import save_samples
-from lab.capture.samples import AttentionSample
 from lab.evaluation import paper
 from lab.evaluation.measurement import Measured, measure
 from lab.evaluation.methods import has_mode, tables
 from lab.evaluation.report import markdown
 from lab.evaluation.run import main
+from lab.evaluation.samples import AttentionSample
 from lab.evaluation.structure import Structure, structure
 from lab.evaluation.synthetic import OUTLIER_RANGE, synthetic_samples
 from lab.evaluation.variants import variants
@@ -117,19 +116,8 @@ def test_the_report_names_a_broken_order(measured: dict[str, Measured]) -> None:
     assert text.count("| — | — | — |") == (2 if len(next(iter(good.rows.values()))) > 1 else 1)
 
 
-def test_the_command_writes_tables_data_and_charts(tmp_path: Path, samples: list[AttentionSample]) -> None:
-    save_samples(tmp_path / "mine.safetensors", samples[:1])
-    arguments = ["--only", "capture", "--capture", str(tmp_path / "mine.safetensors"), "--output", str(tmp_path)]
-    assert main([*arguments, "--device", "cpu"]) == 0
-    text = (tmp_path / "tables.md").read_text(encoding="utf-8")
-    assert "capture mine.safetensors (1 layers, 1 step)" in text
-    data = json.loads((tmp_path / "capture_mine.json").read_text(encoding="utf-8"))
-    assert data["samples"] == [{"layer": 0, "step": 0}]
+def test_the_command_writes_tables_and_data(tmp_path: Path) -> None:
+    assert main(["--only", "synthetic", "--tokens", "64", "--device", "cpu", "--output", str(tmp_path)]) == 0
+    assert "synthetic Q, K, V" in (tmp_path / "tables.md").read_text(encoding="utf-8")
+    data = json.loads((tmp_path / "synthetic.json").read_text(encoding="utf-8"))
     assert set(data["tables"]["smoothing"]["average"]) == {*paper.AVERAGE["smoothing"], "Smooth Q+K + rotation"}
-
-
-def test_a_broken_capture_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    broken = tmp_path / "broken.safetensors"
-    broken.write_bytes(b"no tensors")
-    assert main(["--only", "capture", "--capture", str(broken), "--output", str(tmp_path)]) == 1
-    assert "broken.safetensors" in capsys.readouterr().err

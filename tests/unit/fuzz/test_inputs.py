@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from mutations import VALUES, data, document, text
-from safetensors.torch import save
 
 from comfy_sage2.autotune.cache_file import CacheFile
 from comfy_sage2.autotune.cost_model import TunedChoices
@@ -31,15 +29,12 @@ from comfy_sage2.policy.document import from_text, to_text
 from comfy_sage2.policy.files import fingerprint, load_policy, policy_path
 from comfy_sage2.policy.signature import Signature
 from comfy_sage2.text import check_file_name, one_line
-from lab.capture.recorder import FORMAT, CaptureError, load_samples
-from lab.demo.captions import CaptionEncoder, CaptionError
 from tools.reliability import record
 
 pytestmark = pytest.mark.slow
 INPUTS = 10_000
 MOST_SECONDS = 25  # of CPU time for one kind of input, twice what the slowest takes; what was tried is recorded
 POLICY = Path(__file__).parents[2] / "comfyui" / "tiny_wan_policy.json"
-ENTRY = {"layer": 0, "step": 1, "scale": 0.5, "is_causal": False}
 Attempt = Callable[[random.Random], bool]  # whether the input was of use
 
 
@@ -100,7 +95,7 @@ def policy_files(folder: Path) -> Attempt:
 
 def file_names(folder: Path) -> Attempt:
     def attempt(source: random.Random) -> bool:
-        name = text(source, source.choice(("wan 2.1", "capture", "a.json")))
+        name = text(source, source.choice(("wan 2.1", "a.json")))
         is_taken = False
         for call in (
             lambda: policy_path(folder, name),
@@ -116,79 +111,6 @@ def file_names(folder: Path) -> Attempt:
                 is_taken = True
         assert isinstance(fingerprint(folder, "", name), str)
         return is_taken
-
-    return attempt
-
-
-def with_another_header(source: random.Random, content: bytes) -> bytes:
-    """A safetensors file with its JSON header changed: eight bytes of length, the header, the tensors."""
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.dumps(document(source, json.loads(content[8:end]))).encode()
-    return len(header).to_bytes(8, "little") + header + content[end:]
-
-
-def captures(folder: Path) -> Attempt:
-    path = folder / "capture.safetensors"
-    tensors = {f"0.{name}": torch.zeros(1, 2, 3, 4) for name in ("q", "k", "v")} | {"0.mask": torch.ones(1, 1, 3, 3)}
-
-    def attempt(source: random.Random) -> bool:
-        kind = source.random()
-        metadata = {"format": FORMAT, "samples": json.dumps([ENTRY])}
-        given = dict(tensors)
-        if kind < 0.5:
-            metadata["samples"] = json.dumps(document(source, [ENTRY]))
-        elif kind < 0.6:
-            metadata["samples"] = one_line(text(source, metadata["samples"]))
-        elif kind < 0.8:
-            shape = [source.choice((0, 1, 2, 3, 5)) for _ in range(source.choice((0, 1, 3, 4, 5)))]
-            dtype = source.choice((torch.float32, torch.int64, torch.bool, torch.float8_e4m3fn))
-            given[source.choice(list(given))] = torch.zeros(shape).to(dtype)
-        content = save(given, metadata)
-        if 0.8 <= kind < 0.9:
-            content = with_another_header(source, content)
-        put(path, data(source, content) if kind >= 0.9 else content)
-        try:
-            samples = load_samples(path)
-        except CaptureError as error:
-            assert_harmless(str(error))
-            return False
-        else:
-            assert all(sample.q.dim() == 4 and sample.layer >= 0 for sample in samples)
-        return True
-
-    return attempt
-
-
-def captions(folder: Path) -> Attempt:
-    encoder = CaptionEncoder.random(0, text_dim=8)
-
-    def attempt(source: random.Random) -> bool:
-        try:
-            encoder.encode(text(source, "a red ball spins over a blue plain floor"))
-        except CaptionError as error:
-            assert_harmless(str(error))
-            return False
-        return True
-
-    return attempt
-
-
-def caption_files(folder: Path) -> Attempt:
-    encoder = CaptionEncoder.random(0, text_dim=8)
-    tensors = {"word_codes": encoder.word_codes, "clause_codes": encoder.clause_codes}
-    path = folder / "captions.safetensors"
-
-    def attempt(source: random.Random) -> bool:
-        words = document(source, list(encoder.words))
-        given = {name: tensor for name, tensor in tensors.items() if source.random() < 0.9}
-        content = save(given, {"vocabulary": json.dumps(words)})
-        put(path, data(source, content) if source.random() < 0.5 else content)
-        try:
-            CaptionEncoder.load(path).encode("a red ball")
-        except CaptionError as error:
-            assert_harmless(str(error))
-            return False
-        return True
 
     return attempt
 
@@ -316,10 +238,7 @@ KINDS = {
     "times of GPUs": times_of_gpus,
     "policy texts": policies,
     "policy files": policy_files,
-    "file names of policies and captures": file_names,
-    "capture files": captures,
-    "captions of the demo": captions,
-    "caption files of the demo": caption_files,
+    "file names of policies": file_names,
     "choices of the node": choices,
     "manifests of the kernel wheels": manifests,
     "kernel wheels": wheels,

@@ -1,4 +1,4 @@
-"""One call of attention, as it is captured, generated and measured."""
+"""One call of attention, as it is recorded, generated and measured."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Attention calls kept for measuring: what one is, how they are recorded within bounds, and their file."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import __version__, explain, machine, registry, shared_report
+from . import __version__, explain, machine, registry
 from .autotune.cost_model import TunedChoices
 from .autotune.measure import measure_now, remembered
 from .backends import self_test
@@ -235,32 +235,8 @@ def main(arguments: list[str]) -> int:
     """Print the report; 0 when at least one accelerated backend can run, else 1."""
     parser = Parser(prog="python -m comfy_sage2 doctor", description=__doc__)
     parser.add_argument("--measure", action="store_true", help="measure every GPU again, in a few seconds each")
-    parser.add_argument(
-        "--share",
-        action="store_true",
-        help="also measure every GPU and write comfy-sage2-GPU.json, for the developers: this report, GPU, driver, "
-        "versions and times, and nothing about you or your files",
-    )
     options = parser.parse_args(arguments)
     times = measure_now if options.measure else remembered
     found = verdicts()
-    text = report(found, lambda index: times(index, BACKENDS))
-    say(in_width(text, len(_line("", ""))))
-    shared = not options.share or _share(text)
-    return 0 if shared and any(verdict.chosen for verdict in found) else 1
-
-
-def _share(text: str) -> bool:
-    """Write a file for each GPU and say where it is and what to do with it; whether there is one."""
-    gpus = [device.index for device in devices() if device.type == "cuda"]
-    if not gpus:
-        say("There is nothing to share, because this torch can use no NVIDIA GPU.")
-        return False
-    try:
-        for index in gpus:
-            say(f"wrote {shared_report.share(index, text)}")
-    except OSError as error:
-        say(f"The file to share cannot be written: {error}. Run this in a folder where you may write.")
-        return False
-    say("Read the file, and then attach it to a new issue in the repository from which you have this pack.")
-    return True
+    say(in_width(report(found, lambda index: times(index, BACKENDS)), len(_line("", ""))))
+    return 0 if any(verdict.chosen for verdict in found) else 1

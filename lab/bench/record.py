@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from comfy_sage2.metrics import Agreement
-from comfy_sage2.shared_report import gpu_name, without_folders, write
 
 from . import page
 from .candidates import BenchmarkCandidate
+from .gpu import short_name, without_home
 from .speed import CandidateSpeed, ShapeResult
 from .sustained import Sustained
 
@@ -50,7 +51,7 @@ def build(
         "speed_failures": {result.shape.name: result.failures for result in results if result.failures},
         "kernel_times": "measured" if kernel_problem is None else kernel_problem,
     }
-    result: dict[str, Any] = without_folders(document)
+    result: dict[str, Any] = json.loads(without_home(json.dumps(document)))
     return result
 
 
@@ -74,12 +75,16 @@ def _sustained(result: Sustained) -> dict[str, Any]:
     return asdict(result) | {"tflops": result.shape.teraflops(result.milliseconds)}
 
 
+def write(document: dict[str, Any], path: Path) -> None:
+    """Write the document as JSON. OSError when that is not possible."""
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def write_page(document: dict[str, Any], folder: Path, command: str) -> Path:
     """Write the document as attention-GPU.json and as the page attention-GPU.md; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    short = gpu_name(document["machine"]).removeprefix("nvidia-")
-    path = folder / f"attention-{short}.md"
+    path = folder / f"attention-{short_name(document['machine'])}.md"
     write(document, path.with_suffix(".json"))
     today = datetime.date.today().isoformat()
-    path.write_text(page.page(document, without_folders(command), today), encoding="utf-8")
+    path.write_text(page.page(document, without_home(command), today), encoding="utf-8")
     return path

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from comfy_sage2 import registry, shared_report
+from comfy_sage2 import registry
 from comfy_sage2.command_line import Parser, above_0, given_or_new_seed, output_file, output_folder, seed_number
 from comfy_sage2.options import MODES
 
-from . import accuracy, ours, peers, record, settle, shapes, speed, sustained, tables
+from . import accuracy, gpu, ours, peers, record, settle, shapes, speed, sustained, tables
 from .candidates import BenchmarkCandidate, FoundCandidates
 from .kernel_times import KernelTimer
 
@@ -132,7 +132,7 @@ def _print_missing(found: FoundCandidates) -> None:
 
 
 def _measure(options: argparse.Namespace, found: FoundCandidates) -> dict[str, Any]:
-    about = shared_report.describe(torch.cuda.current_device())
+    about = gpu.describe(torch.cuda.current_device())
     driver = about["driver"].get("driver_version", "unknown")
     print(f"{about['gpu']}, driver {driver}, torch {about['torch']}")
     _print_missing(found)
@@ -214,7 +214,7 @@ def _sustained(
 def _write(document: dict[str, Any], options: argparse.Namespace, arguments: Sequence[str]) -> int:
     try:
         if options.json is not None:
-            shared_report.write(document, options.json)
+            record.write(document, options.json)
         if options.results is not None:
             command = " ".join(["python -m lab bench", *arguments])
             print(f"\nwrote {record.write_page(document, options.results, command)}")

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2 import shared_report
-from lab.bench import accuracy, peers, run, settle, speed
+from lab.bench import accuracy, gpu, peers, run, settle, speed
 from lab.bench.candidates import BenchmarkCandidate, Call, FoundCandidates, Inputs, PeerMissing
 from lab.bench.fp8 import quantize_heads, quantize_tensor
 from lab.bench.shapes import Shape, select
@@ -227,7 +226,7 @@ def _benched(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(run, "_find", lambda *_: FoundCandidates([BenchmarkCandidate("good", "1", _sdpa)]))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(shared_report, "describe", lambda index: {"gpu": "none", "torch": "2", "driver": {}})
+    monkeypatch.setattr(gpu, "describe", lambda index: {"gpu": "none", "torch": "2", "driver": {}})
     monkeypatch.setattr(accuracy, "measure", lambda *_: ({}, {}))
     monkeypatch.setattr(speed, "measure", measure)
     monkeypatch.setattr(settle, "heat", lambda seconds: None)

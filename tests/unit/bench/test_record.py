@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from comfy_sage2 import shared_report
 from comfy_sage2.metrics import Agreement
 from lab.bench import record, tables
 from lab.bench.candidates import BenchmarkCandidate, Call
@@ -58,7 +57,7 @@ def document() -> Any:
 
 
 def test_speeds_are_recorded(document: Any, tmp_path: Path) -> None:
-    shared_report.write(document, tmp_path / "result.json")
+    record.write(document, tmp_path / "result.json")
     read = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert read == document
     first = read["speed"][0]
@@ -77,8 +76,8 @@ def test_nothing_personal_is_recorded(document: Any) -> None:
     text = json.dumps(document)
     assert str(Path.home()) not in text
     assert f"/{getpass.getuser()}/" not in text
-    assert document["speed_failures"]["d128-n8192"]["cuDNN fp8"] == "OSError: libcudnn.so.9: undefined symbol"
-    assert document["machine"]["kernels"]["sm89"]["unavailable"] == "a.whl is bad"
+    assert document["speed_failures"]["d128-n8192"]["cuDNN fp8"] == "OSError: ~/lib/libcudnn.so.9: undefined symbol"
+    assert document["machine"]["kernels"]["sm89"]["unavailable"] == "~/w/a.whl is bad"
 
 
 def words(line: str) -> str:
@@ -110,7 +109,7 @@ def test_results_are_written_as_page_and_json(document: Any, tmp_path: Path) -> 
     assert page.name == "attention-geforce-rtx-4090.md"
     assert json.loads(page.with_suffix(".json").read_text(encoding="utf-8")) == document
     text = page.read_text(encoding="utf-8")
-    assert "- Command: `python -m lab bench --json b.json`, which wrote this page." in text
+    assert "- Command: `python -m lab bench --json ~/a/b.json`, which wrote this page." in text
     assert "seed 7" in text and "power limit 700.00 W" in text and str(Path.home()) not in text
     assert "| d128-n8192 | 1257 | 1100 | 352* |" in text
     assert "| d128-n8192 | 1% | 2% | 10% |" in text

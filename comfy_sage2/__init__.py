@@ -2,7 +2,7 @@
 
 import sys as _sys
 
-__version__ = "0.3.0"
+__version__ = "1.0.0"
 __all__ = ["BlockMask", "Sparse", "TileLists", "UnsupportedError", "__version__", "attention", "explain"]
 
 

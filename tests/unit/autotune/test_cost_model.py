@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import math
@@ -199,24 +200,18 @@ COLUMNS = {
 
 
 def published() -> dict[Work, dict[Candidate, float]]:
-    """Seconds of the calls in h100_choices.md, a page of `lab choices`, as an H100 took them."""
-    found: dict[Work, dict[Candidate, float]] = {}
-    columns: list[str] = []
-    for line in (Path(__file__).parent / "h100_choices.md").read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if cells[0] == "call":
-            columns = cells
-        match = re.fullmatch(r"(\d+(?: x \d+){4})(, BHND)?(, mask)?", cells[0])
-        if match:
-            batch, heads, queries, keys, head_dim = map(int, match[1].split(" x "))
-            work = Work(batch * heads, queries, keys, head_dim, False, match[2] is not None, match[3] is not None)
-            named = zip(columns, cells, strict=True)
-            found[work] = {COLUMNS[name]: float(cell) / 1e6 for name, cell in named if name in COLUMNS and cell != "-"}
-    return found
+    """Seconds of calls as an H100 took them, by `lab choices` on 2026-11-26; h100_calls.csv has microseconds."""
+    calls: dict[Work, dict[Candidate, float]] = {}
+    with (Path(__file__).parent / "h100_calls.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            heads, queries, keys, head_dim = (int(row[name]) for name in ("heads", "queries", "keys", "head_dim"))
+            work = Work(heads, queries, keys, head_dim, False, row["tokens together"] == "1", row["mask"] == "1")
+            calls[work] = {way: float(row[name]) / 1e6 for name, way in COLUMNS.items() if row[name]}
+    return calls
 
 
 def of_an_h100() -> Times:
-    """What the first node measured on the GPU of that page, in the same process."""
+    """What the node measured on that GPU, in the same process."""
     found = Times.read(json.loads((Path(__file__).parent / "h100_times.json").read_text(encoding="utf-8")))
     assert found is not None
     return found

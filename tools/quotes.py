@@ -1,24 +1,27 @@
 """Tables of README.md and docs/ that quote a measured table of docs/results/, which alone holds the figures.
 
-    python -m tools.quotes          # renew every quote
-    python -m tools.quotes --check  # say which quotes differ, and change nothing
+    python -m tools.quotes  # renew every quote
 
 A quote stands between two comments. The first names a results file, a heading in it, and which rows (by their first
-cell) and columns (by their header) of the first table below that heading are quoted; without them all are:
+cell) and columns (by their header) of the first table below that heading are quoted; all of them if it names none:
 
-    <!-- quote docs/results/attention-h200.md # Speed | rows: d128-n1024; d128-n8192 | columns: shape; 8b call -->
+    <!-- quote docs/results/families.md # Seconds a step | rows: LTX-2; Z-Image | columns: model family; layers -->
     <!-- /quote -->
+
+tests/unit/test_docs.py fails where a quote differs from its page.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-_QUOTE = re.compile(r"(<!-- quote (\S+) # ([^|]+?)((?: \| [^|]+?)*) -->\n)(.*?)(<!-- /quote -->)", re.DOTALL)
+_QUOTE = re.compile(
+    r"(?P<opening><!-- quote (?P<file>\S+) # (?P<heading>[^|]+?)"
+    r"(?: \| rows: (?P<rows>[^|]+?))?(?: \| columns: (?P<columns>[^|]+?))? -->\n)"
+    r"[^<]*<!-- /quote -->"
+)
 
 Table = list[list[str]]
 
@@ -30,81 +33,40 @@ def documents() -> list[Path]:
 
 
 def table_below(text: str, heading: str) -> Table:
-    """The cells of the first table below `heading`, its header first; ValueError when there is none."""
-    found = re.search(rf"^#+ {re.escape(heading)}$(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
-    if found is None:
-        raise ValueError(f"there is no heading {heading!r}")
-    rows: Table = []
-    for line in found[1].splitlines():
-        if line.startswith("|"):
-            rows.append([cell.strip() for cell in line.strip().strip("|").split("|")])
-        elif rows:
-            break
-    if not rows:
-        raise ValueError(f"there is no table below the heading {heading!r}")
-    return [row for row in rows if not set("".join(row)) <= set("-: ")]
+    """The cells of the first table below `heading`, its header first. Raises ValueError if there is none."""
+    _, found, section = text.partition(f"# {heading}\n")
+    lines = re.search(r"(?:^\|.*\n)+", re.split(r"^#", section, maxsplit=1, flags=re.MULTILINE)[0], re.MULTILINE)
+    if not found or lines is None:
+        raise ValueError(f"there is no table below a heading {heading!r}")
+    header, _, *body = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines[0].splitlines()]
+    return [header, *body]
 
 
-def _picked(names: list[str], wanted: str | None, what: str) -> list[int]:
-    """Where the semicolon-separated `wanted` stand in `names`; all places without `wanted`."""
-    if wanted is None:
-        return list(range(len(names)))
-    places = []
-    for name in (name.strip() for name in wanted.split(";")):
-        if names.count(name) != 1:
-            raise ValueError(f"{what} {name!r} must stand there once, found {names.count(name)} in {names}")
-        places.append(names.index(name))
-    return places
-
-
-def quoted(table: Table, options: str) -> str:
-    """The chosen rows and columns as Markdown; `options` as in the comment."""
-    chosen = dict(part.split(":", 1) for part in (part.strip() for part in options.split("|")) if part)
-    if unknown := {name.strip() for name in chosen} - {"rows", "columns"}:
-        raise ValueError(f"a quote has rows and columns, got {sorted(unknown)}")
+def quoted(table: Table, rows: str | None, columns: str | None) -> str:
+    """The table as Markdown, with these rows and columns (semicolons between them). Raises ValueError for others."""
     header, *body = table
-    columns = _picked(header, chosen.get("columns"), "column")
-    rows = _picked([row[0] for row in body], chosen.get("rows"), "row")
-    lines = [header, ["---"] * len(header), *(body[row] for row in rows)]
-    return "".join("| " + " | ".join(line[column] for column in columns) + " |\n" for line in lines)
+    by_name = {row[0]: row for row in body}
+    try:
+        chosen = body if rows is None else [by_name[name.strip()] for name in rows.split(";")]
+    except KeyError as error:
+        raise ValueError(f"there is no row {error}, only {list(by_name)}") from error
+    places = range(len(header)) if columns is None else [header.index(name.strip()) for name in columns.split(";")]
+    lines = [header, ["---"] * len(header), *chosen]
+    return "".join("| " + " | ".join(line[place] for place in places) + " |\n" for line in lines)
 
 
 def renewed(text: str) -> str:
-    """A page with every quote as its results file has it; ValueError names a quote that cannot be made."""
+    """A page whose quotes have the figures of their results files. Raises ValueError for a quote of another form."""
+    if len(_QUOTE.findall(text)) != text.count("<!-- quote "):
+        raise ValueError("a quote does not have the form that tools/quotes.py tells")
 
-    def replace(found: re.Match[str]) -> str:
-        opening, file, heading, options, _, closing = found.groups()
-        try:
-            table = table_below((REPOSITORY / file).read_text(encoding="utf-8"), heading)
-            return opening + quoted(table, options) + closing
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{opening.strip()}: {error}") from error
+    def quote(match: re.Match[str]) -> str:
+        table = table_below((REPOSITORY / match["file"]).read_text(encoding="utf-8"), match["heading"])
+        return match["opening"] + quoted(table, match["rows"], match["columns"]) + "<!-- /quote -->"
 
-    return _QUOTE.sub(replace, text)
-
-
-def main() -> int:
-    """The command; 1 when a quote differs (with --check) or cannot be made."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing")
-    check = parser.parse_args().check
-    status = 0
-    for page in documents():
-        text = page.read_text(encoding="utf-8")
-        try:
-            new = renewed(text)
-        except ValueError as error:
-            print(f"{page.relative_to(REPOSITORY)}: {error}", file=sys.stderr)
-            status = 1
-            continue
-        if new != text:
-            print(f"{page.relative_to(REPOSITORY)}: {'differs from its results' if check else 'renewed'}")
-            if check:
-                status = 1
-            else:
-                page.write_text(new, encoding="utf-8")
-    return status
+    return _QUOTE.sub(quote, text)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    for page in documents():
+        page.write_text(renewed(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -29,7 +29,7 @@ from .self_test_comparison import Variant
 
 # Where nobody measured what lists cost: the mma.sync kernels only follow links, and making the lists takes some time.
 _LEAST_SKIPPED = {"8b": 0.05, "4b": 0.05, "precise": 0.05}
-# From docs/results/list-times.md. The kernels of "precise" with lists are slower ones.
+# Measured on an H100: list-times in docs/results/README.md. The kernels of "precise" with lists are slower ones.
 _LEAST_SKIPPED_ON_HOPPER = {"8b": 0.08, "4b": 0.08, "precise": 0.15}
 
 

@@ -4,7 +4,7 @@ The error of a quantized score q . k has the variance |q|^2 s_k^2 / 12 + |k|^2 s
 the scales s_q and s_k. Rotation leaves |q| and |k| alone and changes the largest magnitudes, and with them the scales.
 So a head is rotated where that makes the mean of this sum smaller by more than a margin. On Gaussian, outlier,
 video-like, sink, H3-like and worst-case inputs the square root of the sum's ratio is about that of the errors of
-"precise" (docs/results/exactness.md).
+"precise".
 
 Q and K of a head share the choice, since their product is what does not change; so do all query heads of a key head.
 """

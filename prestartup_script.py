@@ -73,7 +73,6 @@ def is_installed(watch: ModuleType) -> bool:
 def offer() -> None:
     """Make `import sageattention` find this pack where the user asks for it and no other one works."""
     watch = finder()
-    watch.replace_former_folder()
     is_asked = bool(getattr(args, "use_sage_attention", False)) or is_set(settings_file())
     if is_asked and not is_installed(watch):
         sys.path.append(str(OFFERED))

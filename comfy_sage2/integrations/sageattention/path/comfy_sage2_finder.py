@@ -24,7 +24,6 @@ NAME = "sageattention"
 FUNCTION = "sageattn"  # without it, what is installed is no `sageattention`
 PATH = Path(__file__).resolve().parent
 LIBRARY = PATH.parents[2]
-FORMER = LIBRARY / "drop_in" / "path"  # where this folder was in 0.2.0; PYTHONPATH may name it
 SETTING = 'the setting "Let packs that import sageattention use SageAttention2 (restart needed)"'
 
 log = logging.getLogger("comfy_sage2")
@@ -273,18 +272,6 @@ def importing_pack() -> str | None:
             return None if parts[0] in ("comfy", "comfy_sage2", NAME) else parts[0][:60]
         frame = frame.f_back  # type: ignore[assignment]
     return None
-
-
-def replace_former_folder() -> None:
-    """Put this folder where Python's path has the one that it was before; the log names both."""
-    former = {entry for entry in sys.path if isinstance(entry, str) and _is_former(entry)}
-    if former:
-        log.warning("SageAttention2: the folder %s moved to %s: change it in PYTHONPATH", FORMER, PATH)
-        sys.path[:] = [str(PATH) if entry in former else entry for entry in sys.path]
-
-
-def _is_former(entry: str) -> bool:
-    return Path(entry).name == FORMER.name and Path(entry).resolve() == FORMER
 
 
 def install(*, serves: bool, hosted: bool) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 OFFERED = REPOSITORY / "comfy_sage2" / "integrations" / "sageattention" / "path"
-FORMER = REPOSITORY / "comfy_sage2" / "drop_in" / "path"  # where it was in 0.2.0
 
 # ComfyUI as the script needs it: its flag and its folder.
 HOST = """

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from pretended_comfyui import FORMER, OFFERED
+from pretended_comfyui import OFFERED
 
 from comfy_sage2.integrations.sageattention import offer
 from comfy_sage2.plan import Refusal
@@ -115,12 +115,6 @@ def test_one_finder_in_a_process_beside_others_of_that_class_name(finder: Any) -
     for _ in range(2):
         finder.install(serves=True, hosted=True)
     assert [type(one) for one in sys.meta_path] == [finder.Finder, Finder]
-
-
-def test_the_former_folder_gives_its_place_to_this_one(finder: Any) -> None:
-    sys.path[:] = ["before", str(FORMER), "behind"]
-    finder.replace_former_folder()
-    assert sys.path == ["before", str(OFFERED), "behind"]
 
 
 def test_the_library_is_imported_once(finder: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,34 +1,83 @@
 """Run by ComfyUI before it imports its attention: offers this pack as `sageattention`, where the user asks for that.
 
-The user asks by ComfyUI's flag --use-sage-attention or by the pack's setting. A `sageattention` that is installed and
-works stays in its place: the folder of ours comes last on Python's path. torch is not imported here, which ComfyUI
-forbids; whether the machine can serve is decided when somebody imports the module, or looks for it later.
+The user asks by ComfyUI's flag --use-sage-attention or by the pack's setting. An installed `sageattention` that can be
+imported stays: the folder that holds ours comes last on Python's path, or takes over when the import fails. torch is
+not imported here, which ComfyUI forbids; ours decides whether this machine can serve when somebody imports it.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.machinery
 import importlib.util
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import folder_paths
 from comfy.cli_args import args
 
 NAME = "sageattention"
 OFFERED = Path(__file__).resolve().parent / "comfy_sage2" / "integrations" / "sageattention" / "path"
-FINDER = "comfy_sage2_finder"
 SETTING = "comfy_sage2.sageattention"  # as web/js/settings.js has it
 LARGEST = 4 << 20  # bytes of a settings file
 
 log = logging.getLogger("comfy_sage2")
 
 
-def settings_file() -> Path:
-    """Where ComfyUI keeps what the user has set; of several users, those of the first one."""
-    return Path(folder_paths.get_user_directory()) / "default" / "comfy.settings.json"
+class Guard:
+    """Finder and loader of an installed `sageattention`; where its import fails, ours takes its place."""
+
+    def __init__(self) -> None:
+        self._loader: Any = None
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """What the finders behind this one find, with this as its loader."""
+        if name != NAME:
+            return None
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            find = getattr(finder, "find_spec", None)  # finders of an old kind have none
+            spec: importlib.machinery.ModuleSpec | None = None if find is None else find(name, path, target)
+            if spec is not None:
+                if not is_ours(spec) and spec.loader is not None:
+                    self._loader, spec.loader = spec.loader, self  # type: ignore[assignment]  # it acts as a loader
+                return spec
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """As the loader of the installed package makes it."""
+        return self._loader.create_module(spec)  # type: ignore[no-any-return]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the installed package, or import ours in its place."""
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader
+        try:
+            self._loader.exec_module(module)
+            if callable(getattr(sys.modules[NAME], "sageattn", None)):
+                return
+            problem = "it has no sageattn"
+        except (Exception, SystemExit) as error:
+            problem = f"{type(error).__name__}: {error}"
+        log.warning(
+            "SageAttention2: the installed %s at %s is broken (%r). This pack takes its place; remove the broken one "
+            'with "%s" -m pip uninstall %s, or delete it',
+            NAME,
+            module.__spec__.origin,
+            problem[:300],
+            sys.executable,
+            NAME,
+        )
+        for name in [name for name in sys.modules if name == NAME or name.startswith(f"{NAME}.")]:
+            del sys.modules[name]
+        sys.path.insert(0, str(OFFERED))
+        importlib.import_module(NAME)
 
 
 def is_set(path: Path) -> bool:
@@ -45,38 +94,28 @@ def is_set(path: Path) -> bool:
     return isinstance(settings, dict) and settings.get(SETTING) is True
 
 
-def finder() -> ModuleType:
-    """The module that watches over the name, which is on nobody's path; that of the first copy of the pack."""
-    if FINDER not in sys.modules:
-        spec = importlib.util.spec_from_file_location(FINDER, OFFERED / f"{FINDER}.py")
-        assert spec is not None and spec.loader is not None  # it is a Python file
-        sys.modules[FINDER] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[FINDER])
-    return sys.modules[FINDER]
+def is_asked() -> bool:
+    """By the flag, or by the setting; of several users, that of the first one."""
+    settings = Path(folder_paths.get_user_directory()) / "default" / "comfy.settings.json"
+    return bool(getattr(args, "use_sage_attention", False)) or is_set(settings)
 
 
-def is_installed(watch: ModuleType) -> bool:
-    """Whether Python finds a `sageattention`, without importing it."""
-    if NAME in sys.modules:
-        return True
-    spec = watch.installed()
-    if spec is not None and spec.origin is None:
-        folders = [*(spec.submodule_search_locations or ())]
-        log.warning("SageAttention2: %s holds no %s and stands in its way: delete that folder", folders, NAME)
-    if spec is None or spec.origin is None:
-        return False
-    if not watch.is_ours(spec):  # PYTHONPATH may have ours already
-        log.info("SageAttention2: %s is found at %s; this pack does not take its place if it works", NAME, spec.origin)
-    return True
+def is_ours(spec: importlib.machinery.ModuleSpec) -> bool:
+    """Whether a spec is that of our module, of this copy of the pack or of another one."""
+    return spec.origin is not None and Path(spec.origin).parts[-6:-2] == OFFERED.parts[-4:]
 
 
 def offer() -> None:
-    """Make `import sageattention` find this pack where the user asks for it and no other one works."""
-    watch = finder()
-    is_asked = bool(getattr(args, "use_sage_attention", False)) or is_set(settings_file())
-    if is_asked and not is_installed(watch):
+    """Make `import sageattention` find this pack where no other one works."""
+    if NAME in sys.modules:
+        return
+    spec = importlib.util.find_spec(NAME)
+    if spec is None or spec.origin is None:  # a folder without a module gives way to a module behind it
         sys.path.append(str(OFFERED))
-    watch.install(serves=is_asked, hosted=True)
+    elif not is_ours(spec):
+        log.info("SageAttention2: %s is found at %s; this pack does not take its place if it works", NAME, spec.origin)
+        sys.meta_path.insert(0, Guard())
 
 
-offer()
+if is_asked():
+    offer()

@@ -1,119 +1,59 @@
-"""When the pack offers a module named `sageattention`, and what importing it does: a process for each case."""
+"""Which backend would serve `sageattention` on this machine."""
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pretended_comfyui import FIND, IMPORT, OFFERED, REPOSITORY, installed_package, run
+import torch
 
-UNWANTED = "raise AssertionError('nobody asked to import it')\n"
-
-
-def test_it_is_found_only_when_the_user_asks(tmp_path: Path) -> None:
-    assert f"found: {OFFERED}" in run(tmp_path, FIND, flag=True)
-    assert "found: None" in run(tmp_path, FIND, flag=False)
+from comfy_sage2.integrations.sageattention import offer
+from comfy_sage2.plan import Refusal
 
 
 @pytest.mark.parametrize(
-    ("settings", "is_asked"),
+    ("spec", "expected"),
     [
-        ({"comfy_sage2.sageattention": True, "Comfy.Locale": "zh"}, True),
-        ({"comfy_sage2.sageattention": False}, False),
-        ({"comfy_sage2.sageattention": "true"}, False),
-        ({}, False),
-        ([True], False),
-        (b'{"comfy_sage2.sageattention": true', False),
-        (b"\xff\xfe\x00", False),
-        (b"[" * 100_000, False),
-        (b'{"comfy_sage2.sageattention": true, "x": "' + b"x" * (5 << 20) + b'"}', False),
+        (None, None),
+        (SimpleNamespace(origin=None), None),
+        (SimpleNamespace(origin=str(offer.PATH / offer.NAME / "__init__.py")), None),
+        (SimpleNamespace(origin=str(Path("elsewhere", "__init__.py"))), str(Path("elsewhere", "__init__.py"))),
     ],
-    ids=["on", "off", "a text", "none", "a list", "broken", "no UTF-8", "deep", "large"],
+    ids=["none", "a folder", "ours", "another"],
 )
-def test_the_setting(tmp_path: Path, settings: Any, is_asked: bool) -> None:
-    printed = run(tmp_path, FIND, flag=False, settings=settings)
-    assert ("found: None" not in printed) == is_asked
-    assert "Traceback" not in printed
-
-
-def test_an_installed_package_stays_in_its_place(tmp_path: Path) -> None:
-    site = installed_package(tmp_path, UNWANTED)
-    printed = run(tmp_path, FIND, more=(str(site),))
-    assert f"found: {site}" in printed
-    assert printed.count("this pack does not take its place") == 1 and str(site) in printed
-
-
-def test_one_that_appears_later_comes_first(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    later = f"import pathlib; (pathlib.Path({str(site)!r}) / 'sageattention.py').write_text('')\n"
-    assert f"found: {site}" in run(tmp_path, later, FIND, more=(str(site),))
-
-
-def test_importing_serves_by_the_named_backend(tmp_path: Path) -> None:
-    """The library is imported once, under its name, from the pack's folder."""
-    check = (
-        "import comfy_sage2, sageattention, sageattention.core\n"
-        "assert all(getattr(sageattention.core, n) is getattr(sageattention, n) for n in sageattention.__all__)\n"
-        "names = [name for name in sys.modules if name.endswith('comfy_sage2')]\n"
-        "print('library:', comfy_sage2.__file__, len(names))\n"
-    )
-    printed = run(tmp_path, IMPORT, IMPORT, check, variables={"COMFY_SAGE2_SAGEATTENTION_BACKEND": "reference"})
-    assert f"imported: {OFFERED}" in printed
-    assert printed.count("this pack computes the attention of packs that import sageattention (reference)") == 1
-    assert f"library: {REPOSITORY / 'comfy_sage2' / '__init__.py'} 1" in printed
-
-
-@pytest.mark.parametrize(
-    ("variables", "code"), [({}, "SA-103"), ({"COMFY_SAGE2_SAGEATTENTION_BACKEND": "sm\n90"}, "must be auto or")]
-)
-def test_where_nothing_serves_it_is_missing_and_the_log_says_why_once(
-    tmp_path: Path, variables: dict[str, str], code: str
+def test_another_package_is_one_with_a_file_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, spec: Any, expected: str | None
 ) -> None:
-    """ComfyUI's own check of the exception's name has to take it for missing."""
-    printed = run(tmp_path, IMPORT, IMPORT, FIND, variables={**variables, "CUDA_VISIBLE_DEVICES": ""})
-    assert printed.count("missing: sageattention") == 2
-    warnings = [line for line in printed.splitlines() if line.startswith("WARNING")]
-    assert len(warnings) == 1 and "SA-601" in warnings[0] and code in warnings[0], printed
-    assert "found: None" in printed
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    assert offer.other_package() == expected
 
 
-@pytest.mark.parametrize("error", ["ImportError", "AttributeError", "OSError"])
-def test_a_broken_library_is_a_missing_module(tmp_path: Path, error: str) -> None:
-    """ComfyUI takes an ImportError alone for a missing module, and any other error ends its start."""
-    copy = tmp_path / "pack"
-    (copy / "comfy_sage2" / "integrations" / "sageattention" / "path" / "sageattention").mkdir(parents=True)
-    path = "comfy_sage2/integrations/sageattention/path"
-    for name in ("prestartup_script.py", f"{path}/comfy_sage2_finder.py", f"{path}/sageattention/__init__.py"):
-        (copy / name).write_bytes((REPOSITORY / name).read_bytes())
-    (copy / "comfy_sage2" / "__init__.py").write_text(f"raise {error}('broken on purpose')\n")
-    printed = run(tmp_path, IMPORT, script=copy / "prestartup_script.py")
-    assert "missing: sageattention" in printed and "SA-111" in printed and "broken on purpose" in printed
+@pytest.mark.parametrize("capable", [None, 0, 1], ids=str)
+def test_one_gpu_that_has_kernels_is_enough(monkeypatch: pytest.MonkeyPatch, capable: int | None) -> None:
+    """Of several the first that can serve; of none the reason is that of the first."""
+    monkeypatch.delenv(offer.BACKEND_VARIABLE, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
+    def choose(request: Any, wanted: object, **options: bool) -> Any:
+        index = request.device.index
+        refusal = Refusal(RuntimeError, f"no kernels for GPU {index}")
+        return SimpleNamespace(name=f"sm{index}") if index == capable else refusal
 
-def test_a_second_copy_leaves_the_first_ones_offer(tmp_path: Path) -> None:
-    copy = tmp_path / "second"
-    copy.mkdir()
-    (copy / "prestartup_script.py").write_bytes((REPOSITORY / "prestartup_script.py").read_bytes())
-    again = f"runpy.run_path({str(copy / 'prestartup_script.py')!r})\n"
-    assert f"found: {OFFERED}" in run(tmp_path, again, FIND)
-
-
-def test_one_line_for_each_pack_that_imports_it_while_the_setting_is_off(tmp_path: Path) -> None:
-    """Not for ComfyUI, which tries it at each start, nor for those who only look."""
-    asking = "try:\n    import sageattention\nexcept ImportError as error:\n    print(error)\n"
-    steps = (
-        FIND
-        + f"attempt = compile({asking!r}, 'attempt', 'exec')\n"
-        + "for name in ('comfy.ldm.modules.attention', '/x/custom_nodes/ComfyUI-KJNodes.nodes', 'plain.part') * 2:\n"
-        + "    run = types.FunctionType(attempt, {'__name__': name, '__builtins__': __builtins__})\n    run()\n"
+    monkeypatch.setattr(offer, "choose", choose)
+    monkeypatch.setattr(
+        offer, "AttentionRequest", SimpleNamespace(minimal=lambda device, options: SimpleNamespace(device=device))
     )
-    printed = run(tmp_path, steps, flag=False)
-    lines = [
-        line
-        for line in printed.splitlines()
-        if "Let packs that import sageattention use SageAttention2 (restart needed)" in line
-    ]
-    assert [line.split()[2] for line in lines] == ["ComfyUI-KJNodes", "plain"], printed
-    assert printed.count("No module named 'sageattention'") == 6
+    expected = (None, "no kernels for GPU 0") if capable is None else (f"sm{capable}", None)
+    assert offer.serving() == expected
+
+
+def test_an_unknown_wish_of_a_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(offer.BACKEND_VARIABLE, "fastest")
+    with pytest.raises(ValueError, match=r"SA-601.*got 'fastest'"):
+        offer.wanted_backend()
+    backend, reason = offer.serving()
+    assert backend is None and reason is not None and "must be auto or reference" in reason

@@ -1,14 +1,42 @@
-"""The interface of the package `sageattention`, served by comfy_sage2. Imported only where none is installed, or works.
+"""The interface of the package `sageattention`, served by comfy_sage2.
 
 ModuleNotFoundError, as if it were not there, where comfy_sage2 has nothing that could serve a call; the log says why.
+Then the folder leaves Python's path, and with it the metadata beside this module: whoever looks later finds neither.
 """
 
-from comfy_sage2_finder import refusal
+import logging as _logging
+import sys as _sys
+from importlib.machinery import PathFinder as _PathFinder
+from importlib.util import module_from_spec as _module_from_spec
+from pathlib import Path as _Path
 
-_reason = refusal()
+_PATH = _Path(__file__).parents[1]
+
+
+def _import_library() -> None:
+    """Import comfy_sage2 from this folder under its own name: ComfyUI has not loaded the pack yet."""
+    spec = _PathFinder.find_spec("comfy_sage2", [str(_PATH.parents[3])])
+    assert spec is not None and spec.loader is not None  # it is the package that holds this file
+    _sys.modules["comfy_sage2"] = _module_from_spec(spec)
+    try:
+        spec.loader.exec_module(_sys.modules["comfy_sage2"])
+    except BaseException:
+        del _sys.modules["comfy_sage2"]  # a half-imported module would hide the reason from the next import
+        raise
+
+
+try:
+    if "comfy_sage2" not in _sys.modules:
+        _import_library()
+    from comfy_sage2.integrations.sageattention.functions import *  # noqa: F403  # its __all__ is the interface
+    from comfy_sage2.integrations.sageattention.functions import __all__ as __all__
+    from comfy_sage2.integrations.sageattention.offer import VERSION as __version__  # noqa: F401
+    from comfy_sage2.integrations.sageattention.offer import refusal as _refusal
+
+    _reason = _refusal()
+except Exception as _error:  # an unusual torch, a broken driver: any error but ImportError would end ComfyUI
+    _reason = f"[SA-111] comfy_sage2 could not be imported ({type(_error).__name__}: {_error})"
+    _logging.getLogger("comfy_sage2").exception("SageAttention2: %s", _reason)
 if _reason is not None:
+    _sys.path[:] = [entry for entry in _sys.path if entry != str(_PATH)]
     raise ModuleNotFoundError(_reason, name="sageattention")
-
-from comfy_sage2.integrations.sageattention.functions import *  # noqa: E402, F403  # its __all__ is the interface
-from comfy_sage2.integrations.sageattention.functions import __all__ as __all__  # noqa: E402
-from comfy_sage2.integrations.sageattention.offer import VERSION as __version__  # noqa: E402, F401

@@ -1,0 +1,308 @@
+"""When the pack offers a module `sageattention`, what importing it does, and what an installed one does to that."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from comfy_sage2.integrations.sageattention import functions, offer
+
+NAME = offer.NAME
+REPOSITORY = Path(__file__).resolve().parents[4]
+OURS = str(offer.PATH / NAME / "__init__.py")
+WORKING = "def sageattn(q, k, v):\n    return q\n"
+METADATA = f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 1.0.6\n"
+
+Start = Callable[..., None]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Runs the pack's script as ComfyUI does; modules, path and finders of this process are restored afterwards."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == NAME]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    offer.refusal.cache_clear()
+
+    def run(*, flag: bool = True, script: Path = REPOSITORY / "prestartup_script.py") -> None:
+        folder_paths: Any = ModuleType("folder_paths")
+        folder_paths.get_user_directory = lambda: str(tmp_path / "user")
+        arguments: Any = ModuleType("comfy.cli_args")
+        arguments.args = SimpleNamespace(use_sage_attention=flag)
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "folder_paths", folder_paths)
+            patch.setitem(sys.modules, "comfy", ModuleType("comfy"))
+            patch.setitem(sys.modules, "comfy.cli_args", arguments)
+            runpy.run_path(str(script), run_name="prestartup")
+
+    yield run
+    for name in [name for name in sys.modules if name.partition(".")[0] == NAME]:
+        del sys.modules[name]
+    offer.refusal.cache_clear()
+
+
+@pytest.fixture
+def site(tmp_path: Path, start: Start) -> Path:
+    """A folder on Python's path, for an installed package."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    sys.path.insert(0, str(folder))
+    return folder
+
+
+def installed(site: Path, code: str | None, **files: str) -> None:
+    """Put a `sageattention` there: its `__init__` (None: it has none) and more files by their names."""
+    (site / NAME).mkdir()
+    for name, text in {**({} if code is None else {"__init__": code}), **files}.items():
+        (site / NAME / f"{name}.py").write_text(text)
+    importlib.invalidate_caches()
+
+
+def origin() -> str | None:
+    spec = importlib.util.find_spec(NAME)
+    return None if spec is None else spec.origin
+
+
+def version() -> str | None:
+    try:
+        return importlib.metadata.version(NAME)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_it_is_found_only_when_the_user_asks(start: Start, flag: bool) -> None:
+    finders = [*sys.meta_path]
+    start(flag=flag)
+    assert origin() == (OURS if flag else None)
+    assert version() == (offer.VERSION if flag else None)
+    assert sys.meta_path == finders
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_asked"),
+    [
+        (b'{"comfy_sage2.sageattention": true, "Comfy.Locale": "zh"}', True),
+        (b'{"comfy_sage2.sageattention": false}', False),
+        (b'{"comfy_sage2.sageattention": "true"}', False),
+        (b"{}", False),
+        (b"[true]", False),
+        (b'{"comfy_sage2.sageattention": true', False),
+        (b"\xff\xfe\x00", False),
+        (b"[" * 100_000, False),
+        (b'{"comfy_sage2.sageattention": true, "x": "' + b"x" * (5 << 20) + b'"}', False),
+    ],
+    ids=["on", "off", "a text", "none", "a list", "broken", "no UTF-8", "deep", "large"],
+)
+def test_the_setting(start: Start, tmp_path: Path, settings: bytes, is_asked: bool) -> None:
+    file = tmp_path / "user" / "default" / "comfy.settings.json"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(settings)
+    start(flag=False)
+    assert (origin() is not None) == is_asked
+
+
+@pytest.mark.usefixtures("reference")
+def test_importing_serves(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "comfy_sage2")
+    start()
+    module: Any = importlib.import_module(NAME)
+    core: Any = importlib.import_module(f"{NAME}.core")
+    assert module.__file__ == OURS and module.__version__ == offer.VERSION == version()
+    assert {name for name in functions.__all__ if getattr(module, name) is getattr(core, name)} == {*functions.__all__}
+    assert module.sageattn is functions.sageattn
+    assert [record.getMessage() for record in caplog.records] == [
+        "SageAttention2: this pack computes the attention of packs that import sageattention (reference)"
+    ]
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_where_nothing_serves_it_is_missing_and_the_log_says_why(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ComfyUI's own check of the exception's name takes it for missing; who trusts metadata imports it next."""
+    start()
+    for reason in (r"SA-601.*SA-103", "No module named"):
+        with pytest.raises(ModuleNotFoundError, match=reason) as caught:
+            importlib.import_module(NAME)
+        assert caught.value.name == NAME
+    assert origin() is None and version() is None
+    (warning,) = warnings(caplog)
+    assert "SA-601" in warning and "SA-103" in warning
+
+
+@pytest.mark.parametrize("error", ["ImportError", "AttributeError", "OSError"])
+def test_a_broken_library_is_a_missing_module(
+    start: Start, tmp_path: Path, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ComfyUI takes an ImportError alone for a missing module, and any other error ends its start."""
+    copy = tmp_path / "pack"
+    path = "comfy_sage2/integrations/sageattention/path/sageattention"
+    (copy / path).mkdir(parents=True)
+    for name in ("prestartup_script.py", f"{path}/__init__.py"):
+        (copy / name).write_bytes((REPOSITORY / name).read_bytes())
+    (copy / "comfy_sage2" / "__init__.py").write_text(f"raise {error}('broken on purpose')\n")
+    monkeypatch.delitem(sys.modules, "comfy_sage2")
+    start(script=copy / "prestartup_script.py")
+    with pytest.raises(ModuleNotFoundError, match=r"SA-111.*broken on purpose"):
+        importlib.import_module(NAME)
+
+
+def test_a_second_copy_leaves_the_first_ones_offer(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "prestartup_script.py").write_bytes((REPOSITORY / "prestartup_script.py").read_bytes())
+    finders = [*sys.meta_path]
+    start()
+    start(script=tmp_path / "prestartup_script.py")
+    assert origin() == OURS and sys.meta_path == finders
+
+
+@pytest.mark.usefixtures("reference")
+@pytest.mark.parametrize("flag", [True, False])
+@pytest.mark.parametrize("has_metadata", [True, False])
+@pytest.mark.parametrize(
+    "code",
+    [
+        WORKING,
+        "from .core import sageattn\n__version__ = '1.0.6'\n",
+        "from .core import *\nimport sageattention.core\n",
+        "import sys, types\nfrom . import core\nother = types.ModuleType(__name__)\n"
+        "other.sageattn, other.core = core.sageattn, core\n"
+        "other.__spec__, other.__path__ = __spec__, __path__\nsys.modules[__name__] = other\n",
+        "from . import core\ndef __getattr__(name):\n    return getattr(core, name)\n",
+    ],
+    ids=["one file", "relative", "imports itself", "puts another in its place", "lazy"],
+)
+def test_a_package_that_works_is_never_shadowed(
+    start: Start, site: Path, flag: bool, has_metadata: bool, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    installed(site, code, core=WORKING)
+    if has_metadata:
+        (site / f"{NAME}-1.0.6.dist-info").mkdir()
+        (site / f"{NAME}-1.0.6.dist-info" / "METADATA").write_text(METADATA)
+    start(flag=flag)
+    assert version() == ("1.0.6" if has_metadata else None)
+    module: Any = importlib.import_module(NAME)
+    assert str(site) in importlib.import_module(f"{NAME}.core").__file__  # type: ignore[operator]
+    assert module.sageattn.__module__.startswith(NAME)
+    assert type(module.__spec__.loader).__name__ == "SourceFileLoader"
+    assert version() == ("1.0.6" if has_metadata else None)
+    assert not warnings(caplog)
+
+
+def test_one_that_is_imported_already_stays(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType(NAME)
+    monkeypatch.setitem(sys.modules, NAME, module)
+    start()
+    assert importlib.import_module(NAME) is module and str(offer.PATH) not in sys.path
+
+
+def test_one_that_appears_later_comes_first(start: Start, site: Path) -> None:
+    start()
+    installed(site, WORKING)
+    assert str(site) in str(origin())
+
+
+BROKEN = {
+    "import fails": "raise ImportError('no kernel image')",
+    "no such module": "from . import _qattn",
+    "library of another torch": "raise OSError('undefined symbol: _ZN3c10')",
+    "another error": "raise RuntimeError('register twice')",
+    "syntax": "def sageattn(:",
+    "no function": "from . import part",
+    "ends in a submodule": "from .part import sageattn, missing",
+    "ends Python": "raise SystemExit(3)",
+    "a function that cannot be looked up": "def __getattr__(name): raise RuntimeError('lazy')",
+    "takes itself away": "import sys; from .part import sageattn; del sys.modules[__name__]",
+}
+
+
+@pytest.mark.usefixtures("reference")
+@pytest.mark.parametrize("code", BROKEN.values(), ids=BROKEN)
+def test_this_pack_serves_in_the_place_of_a_broken_package(
+    start: Start, site: Path, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    installed(site, code + "\n", part=WORKING)
+    start()
+    module: Any = importlib.import_module(NAME)
+    assert module.sageattn is functions.sageattn and importlib.import_module(NAME) is module
+    assert f"{NAME}.part" not in sys.modules
+    assert version() == offer.VERSION
+    (warning,) = warnings(caplog)
+    assert str(site / NAME / "__init__.py") in warning and "is broken" in warning and "pip uninstall" in warning
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("error", ["ImportError", "OSError", "SystemExit"])
+def test_a_broken_package_where_nothing_serves_is_a_missing_module(
+    start: Start, site: Path, error: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any other error than an ImportError would end ComfyUI, which tries the import at each start."""
+    installed(site, f"raise {error}('wrong DLL')\n")
+    start()
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError, match="SA-601"):
+            importlib.import_module(NAME)
+    assert "wrong DLL" in warnings(caplog)[0]
+
+
+@pytest.mark.usefixtures("reference")
+def test_an_empty_folder_of_the_name_does_not_stand_in_the_way(start: Start, site: Path) -> None:
+    """It is what a failed uninstall leaves: "cannot import name 'sageattn' (unknown location)"."""
+    installed(site, None)
+    start()
+    assert importlib.import_module(NAME).__file__ == OURS
+
+
+PROCESS = """
+import importlib.metadata, importlib.util, runpy, sys, types
+def module(name, **names):
+    sys.modules[name] = types.ModuleType(name)
+    vars(sys.modules[name]).update(names)
+module("folder_paths", get_user_directory=lambda: "")
+module("comfy")
+module("comfy.cli_args", args=types.SimpleNamespace(use_sage_attention=True))
+runpy.run_path({script!r})
+print("looked:", importlib.metadata.version("sageattention"), importlib.util.find_spec("sageattention").origin)
+assert not {{"torch", "comfy_sage2"}} & {{*sys.modules}}, "ComfyUI forbids it before its own import"
+"""
+DIFFUSERS = """
+from diffusers.models import attention_dispatch
+print("diffusers:", attention_dispatch._CAN_USE_SAGE_ATTN, getattr(attention_dispatch.sageattn, "__module__", None))
+print("library:", sys.modules["comfy_sage2"].__file__, sum(name.endswith("comfy_sage2") for name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_a_fresh_process_and_diffusers(serves: bool) -> None:
+    """The library is imported once, from the pack's folder; diffusers takes what its metadata and import say."""
+    code = PROCESS.format(script=str(REPOSITORY / "prestartup_script.py")) + DIFFUSERS
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("COMFY_SAGE2", "PYTHON"))}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    if serves:
+        environment[offer.BACKEND_VARIABLE] = offer.REFERENCE
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    by = functions.__name__ if serves else None
+    assert done.stdout.splitlines() == [
+        f"looked: {offer.VERSION} {OURS}",
+        f"diffusers: {serves} {by}",
+        f"library: {REPOSITORY / 'comfy_sage2' / '__init__.py'} 1",
+    ]

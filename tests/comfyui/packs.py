@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 VARIABLE = "COMFY_SAGE2_PACKS"
@@ -34,11 +33,3 @@ def reason_missing(pack: str) -> str | None:
     if found is None:
         return f"{VARIABLE} names no folder with a clone of {pack}"
     return None if (found / pack / "__init__.py").is_file() else f"there is no clone of {pack} in {found}"
-
-
-def named(pack: str) -> str:
-    """A pack that is there, with its version where its own file says one."""
-    file = clone(pack) / "pyproject.toml"
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    found = re.search(r'^version *= *"([^"]+)"', text, re.MULTILINE)
-    return pack if found is None else f"{pack} {found[1]}"

@@ -11,7 +11,6 @@ import torch
 
 from comfy_sage2.integrations.sageattention import offer
 from tools.comfyui.server import ComfyServer
-from tools.stacks import record
 
 from .installations import REPOSITORY, Installation
 from .prompts import LATENT, sage, sampling
@@ -44,8 +43,6 @@ def test_the_flag_gives_the_latents_of_the_node(
     log = flagged.log.read_text(errors="replace")
     assert "Using sage attention" in log and log.count(OFFERED) == 1
     assert "Error running sage attention" not in log
-    stack = f"ComfyUI's `{FLAG}`, {family}" + ", masked text" * bool(padded)
-    record(stack, installation.name, "bit-identical to the node's", [OFFERED])
 
 
 def test_the_node_works_beside_the_flag(flagged: ComfyServer, server: ComfyServer) -> None:
@@ -66,8 +63,6 @@ def test_without_kernels_the_flag_ends_comfyui_and_the_log_says_why(
     log = server.log.read_text(errors="replace")
     reason, error = log.index("[SA-601]"), log.index("package must be installed first")
     assert reason < error and "[SA-103]" in log
-    said = ["[SA-601] and the reason, then ComfyUI's own error; ComfyUI ends"]
-    record(f"ComfyUI's `{FLAG}` without kernels", installation.name, "none", said)
 
 
 def test_neither_flag_nor_setting_changes_nothing(server: ComfyServer) -> None:

@@ -1,4 +1,4 @@
-"""Chains of nodes on the tiny Wan model, and what is compared and told of their samplings."""
+"""Chains of nodes on the tiny Wan model, and what is compared of their samplings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch
 from tools.comfyui.server import ComfyServer, Prompt, Run
 
 from .. import packs
-from ..installations import Installation
 from ..prompts import LATENT, REPORT, sage, sampling, with_report
 
 Chain = dict[str, dict[str, Any]]
@@ -26,11 +25,6 @@ def need(pack: str) -> None:
     reason = packs.reason_missing(pack)
     if reason is not None:
         pytest.skip(reason)
-
-
-def hosts(newest: Installation, pack: str) -> str:
-    """What a stack ran in: ComfyUI and the other pack, with their versions."""
-    return f"{newest.name}, {packs.named(pack)}"
 
 
 def node(kind: str, model: str, **inputs: Any) -> dict[str, Any]:
@@ -67,14 +61,6 @@ def counts(run: Run) -> list[str]:
     text = run.outputs[REPORT]["text"][0].partition("Calls of sageattention")[0]
     found = [line.strip() for line in text.splitlines() if any(word in line.lower() for word in words)]
     return [TIMES.sub("", line) for line in found if line != "Computed by" and "Time" not in line]
-
-
-def compared(found: torch.Tensor, wanted: torch.Tensor, plain: torch.Tensor) -> str:
-    """In words how `found` lies to what the node gives and to full precision."""
-    if torch.equal(found, wanted):
-        return "bit-identical to the node's"
-    distance = float((found - wanted).norm() / (wanted - plain).norm())
-    return f"as near to the node's as {distance:.2g} of the node's distance to full precision"
 
 
 def close(found: torch.Tensor, plain: torch.Tensor, least: float = 0.999) -> bool:

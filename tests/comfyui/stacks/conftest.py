@@ -1,7 +1,7 @@
 """One server for all stacks: the newest ComfyUI with every pack that is there.
 
 The packs are clones in the folder that COMFY_SAGE2_PACKS names. Their Python packages have to be in ComfyUI's Python:
-`python -m tools.comfyui.environment --packs FOLDER …` puts them there.
+`.venv-host/bin/python -m pip install -r FOLDER/PACK/requirements.txt` puts them there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tools.comfyui.server import ComfyServer
 from .. import packs
 from ..installations import REPOSITORY, Installation, comfyui_python, installations
 
-NEWEST = [found for found in installations() if found.is_newest or found.reason_missing is not None][:1]
+NEWEST = [found for found in installations() if found.is_newest][:1]
 # One for each pack: what has to be among the nodes once it is loaded.
 NODE_OF = {
     packs.KJNODES: "PathchSageAttentionKJ",
@@ -65,8 +65,7 @@ def host(newest: Installation, start: Callable[..., ComfyServer], patient_thread
             nodes = server.get("/object_info")
             for pack in there:
                 assert NODE_OF[pack] in nodes, (
-                    f"{pack} was not loaded; `python -m tools.comfyui.environment --packs {packs.folder()} …` installs "
-                    f"what it needs\n{server.tail()}"
+                    f"{pack} was not loaded; are its requirements in {comfyui_python()}?\n{server.tail()}"
                 )
             yield server
 

@@ -11,23 +11,21 @@ import pytest
 import torch
 
 from tools.comfyui.server import ComfyServer
-from tools.stacks import record
 
 from ..installations import Installation
 from ..prompts import REPORT, sage
-from .chains import STEPS, close, compared, counts, latents, node, ours, run_of, wan
+from .chains import STEPS, close, counts, latents, node, ours, run_of, wan
 
 POLICY = Path(__file__).parents[1] / "tiny_wan_policy.json"
 
 
 def test_easycache(host: ComfyServer, newest: Installation) -> None:
     cached = node("EasyCache", "loader", reuse_threshold=3.0, start_percent=0.0, end_percent=1.0, verbose=False)
-    run, found = run_of(
+    _, found = run_of(
         host, {"sage": ours("loader"), "cache": {**cached, "inputs": {**cached["inputs"], "model": ["sage", 0]}}}
     )
     plain = latents(host, wan({"cache": cached}))
     assert not torch.equal(found, plain) and close(found, plain)
-    record("the node, then EasyCache", newest.name, "close to full precision with EasyCache", counts(run))
 
 
 def test_context_windows(host: ComfyServer, newest: Installation) -> None:
@@ -40,7 +38,6 @@ def test_context_windows(host: ComfyServer, newest: Installation) -> None:
     run, found = run_of(host, {"sage": ours("loader"), "windows": node("WanContextWindowsManual", "sage", **inputs)})
     assert not torch.equal(found, plain) and close(found, plain)
     assert "(100%)" in run.outputs[REPORT]["text"][0]
-    record("the node, then context windows", newest.name, "close to full precision with them", counts(run))
 
 
 @pytest.mark.parametrize("order", ["before", "behind"])
@@ -56,8 +53,6 @@ def test_torch_compile(host: ComfyServer, newest: Installation, order: str) -> N
     plain = latents(host, wan({}))
     assert (found - eager).norm() < 0.1 * (eager - plain).norm()
     assert "(100%)" in run.outputs[REPORT]["text"][0]
-    stack = "the node, then TorchCompileModel" if order == "before" else "TorchCompileModel, then the node"
-    record(stack, newest.name, compared(found, eager, plain), counts(run))
 
 
 def test_skipped_layers_with_a_policy(host: ComfyServer, newest: Installation) -> None:
@@ -80,7 +75,6 @@ def test_skipped_layers_with_a_policy(host: ComfyServer, newest: Installation) -
             wanted[cell["mode"] + " · smooth V" * cell["smooth_v"]] += 1 if number < 2 else 2
     served = re.findall(r"reference · (.*): (\d+) calls", "\n".join(counts(run)))
     assert dict(served) == {mode: str(count) for mode, count in wanted.items() if mode != "full"}
-    record("the node with a policy, then SkipLayerGuidanceDiT", newest.name, "close to full precision", counts(run))
 
 
 def test_sparse_attention_hands_its_dense_calls_back(host: ComfyServer, newest: Installation) -> None:
@@ -92,7 +86,3 @@ def test_sparse_attention_hands_its_dense_calls_back(host: ComfyServer, newest: 
     assert not torch.equal(found, plain) and close(found, plain)
     said = "\n".join(counts(run))  # two of four steps are sparse in their two self-attentions
     assert "12 of 16 attention calls computed by SageAttention2" in said, said
-    record(
-        "the node, then sparse attention (a stand-in for Model Sparse Attention)", newest.name,
-        "close to full precision with it", counts(run),
-    )  # fmt: skip

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 
 from tools.comfyui.server import ComfyServer
-from tools.stacks import record
 
 from .. import packs
 from ..installations import Installation
 from ..prompts import REPORT
-from .chains import compared, counts, half, hosts, latents, need, node, ours, run_of, wan
+from .chains import counts, half, latents, need, node, ours, run_of, wan
 
 
 def kj(model: str, kind: str = "auto") -> dict[str, Any]:
@@ -32,13 +31,6 @@ def test_kjnodes_alone(host: ComfyServer, newest: Installation) -> None:
         wanted = latents(host, wan({"half": half("loader"), "sage": ours("half", mode=mode)}))
         found = latents(host, wan({"half": half("loader"), "kj": kj("half", kind)}))
         assert not torch.equal(wanted, plain) and torch.equal(found, wanted), kind
-        stack = f"KJNodes' *Patch Sage Attention*, {kind}"
-        record(
-            stack,
-            hosts(newest, packs.KJNODES),
-            compared(found, wanted, plain),
-            [f"served in mode {mode} by the drop-in"],
-        )
 
 
 def test_kjnodes_behind_the_node(host: ComfyServer, newest: Installation) -> None:
@@ -49,8 +41,6 @@ def test_kjnodes_behind_the_node(host: ComfyServer, newest: Installation) -> Non
     assert torch.equal(found, wanted)
     said = "\n".join(counts(run))
     assert "0 of 16 attention calls computed by SageAttention2" in said and "Left to ComfyUI-KJNodes" in said, said
-    plain = latents(host, wan({"half": half("loader")}))
-    record("the node in 4b, then KJNodes'", hosts(newest, packs.KJNODES), compared(found, wanted, plain), counts(run))
 
 
 def test_kjnodes_before_the_node(host: ComfyServer, newest: Installation) -> None:
@@ -59,8 +49,6 @@ def test_kjnodes_before_the_node(host: ComfyServer, newest: Installation) -> Non
     wanted = latents(host, wan({"half": half("loader"), "sage": ours("half", mode="4b")}))
     assert torch.equal(found, wanted)
     assert "(100%)" in run.outputs[REPORT]["text"][0]
-    plain = latents(host, wan({"half": half("loader")}))
-    record("KJNodes', then the node in 4b", hosts(newest, packs.KJNODES), compared(found, wanted, plain), counts(run))
 
 
 def test_compiled_kjnodes(host: ComfyServer, newest: Installation) -> None:
@@ -72,5 +60,3 @@ def test_compiled_kjnodes(host: ComfyServer, newest: Installation) -> None:
     chain = {"half": half("loader"), "kj": patched, "compiled": node("TorchCompileModel", "kj", backend="cudagraphs")}
     found, plain = latents(host, wan(chain)), latents(host, wan({"half": half("loader")}))
     assert (found - eager).norm() < 0.5 * (eager - plain).norm()
-    stack = "KJNodes' with allow_compile, then TorchCompileModel"
-    record(stack, hosts(newest, packs.KJNODES), compared(found, eager, plain), ["served by the drop-in"])

@@ -8,12 +8,11 @@ import re
 import torch
 
 from tools.comfyui.server import ComfyServer, Prompt
-from tools.stacks import record
 
 from .. import packs
 from ..installations import Installation
 from ..prompts import LATENT, REPORT, sampling, with_report
-from .chains import STEPS, Chain, close, compared, counts, hosts, latents, need, node, ours, wan
+from .chains import STEPS, Chain, close, counts, latents, need, node, ours, wan
 
 _seeds = itertools.count(1000)
 
@@ -39,12 +38,6 @@ def test_gguf(host: ComfyServer, newest: Installation) -> None:
     found = host.latent(run, LATENT)
     assert not torch.equal(found, plain) and close(found, plain)
     assert "(100%)" in run.outputs[REPORT]["text"][0]
-    record(
-        "GGUF loader (Q8_0), then the node",
-        hosts(newest, packs.GGUF),
-        "close to full precision of the same file",
-        counts(run),
-    )
 
 
 def custom(chain: Chain, *, end_percent: float | None) -> Prompt:
@@ -75,12 +68,6 @@ def test_bleh_alone(host: ComfyServer, newest: Installation) -> None:
     wanted = latents(host, custom({"sage": ours("loader", apply_to="self only")}, end_percent=None))
     found = latents(host, custom({}, end_percent=1.0))
     assert not torch.equal(found, plain) and torch.equal(found, wanted)
-    record(
-        "bleh's sampler",
-        hosts(newest, packs.BLEH),
-        compared(found, wanted, plain),
-        ["self-attention served by the drop-in"],
-    )
 
 
 def test_bleh_for_half_of_the_steps(host: ComfyServer, newest: Installation) -> None:
@@ -91,12 +78,6 @@ def test_bleh_for_half_of_the_steps(host: ComfyServer, newest: Installation) -> 
     assert close(found, plain)
     said = "\n".join(counts(run))  # half of the noise lies in three of the four steps
     assert "4 of 16 attention calls computed by SageAttention2" in said and "Left to ComfyUI-bleh" in said, said
-    record(
-        "the node, bleh's sampler for half of the steps",
-        hosts(newest, packs.BLEH),
-        "close to full precision",
-        counts(run),
-    )
 
 
 def test_wan_video_wrapper(host: ComfyServer, newest: Installation) -> None:
@@ -131,5 +112,3 @@ def test_wan_video_wrapper(host: ComfyServer, newest: Installation) -> None:
     served = calls_of_others(host) - before
     assert not torch.equal(found, plain) and close(found, plain)
     assert served == 30 * 2  # its layers and steps; cross-attention is torch's there
-    said = [f"{served} calls of self-attention served by the drop-in"]
-    record("WanVideoWrapper, sageattn", hosts(newest, packs.WAN_WRAPPER), "close to its sdpa", said)

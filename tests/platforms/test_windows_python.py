@@ -28,7 +28,8 @@ def test_windows_processes_have_fixed_addresses(tmp_path: Path) -> None:
     """Also those that Windows programs start: `windows_python.wine_command` says what comes of others."""
     if windows_python.wine_command()[0] == "wine":
         pytest.skip("this machine permits no fixed addresses")
-    python = windows_python.tested()
+    python = windows_python.interpreter("3.11")
+    assert python is not None, "no CPython 3.11 on this machine"
     script = tmp_path / "personalities.py"
     script.write_text(PERSONALITIES)
     completed = python.run(python.path(script), str(tmp_path))

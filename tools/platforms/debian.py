@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
-
-from ..fetching import Unavailable, fetch
 
 # CPython's version -> the Debian release that has it. None of the present ones has 3.10 or 3.12.
 SUITES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "forky"}
@@ -31,28 +30,24 @@ Acquire::Languages "none";
 """
 
 
-def missing_tools() -> list[str]:
-    """The programs that are needed and not here."""
-    return [name for name in ("apt-get", "dpkg-deb") if shutil.which(name) is None]
-
-
 def _mirror() -> str:
-    """The Debian mirror that apt takes here. Unavailable when it takes none."""
+    """The Debian mirror that apt takes here."""
     named = os.environ.get(MIRROR)
     if named:
         return named
-    answer = fetch("the name of a Debian mirror", ["apt-get", "indextargets", "--format", "$(REPO_URI)"])
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)"]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     for address in answer.splitlines():
         if address.rstrip("/").endswith("/debian"):
             return address
-    raise Unavailable(f"apt's settings name no Debian mirror here; the variable {MIRROR} can")
+    raise RuntimeError(f"apt's settings name no Debian mirror here; the variable {MIRROR} can")
 
 
 def _keyring() -> Path:
     for path in _KEYRINGS:
         if path.exists():
             return path
-    raise Unavailable("the keys of Debian's archive are missing here (apt-get install debian-archive-keyring)")
+    raise RuntimeError("the keys of Debian's archive are missing here (apt-get install debian-archive-keyring)")
 
 
 def _prepare_apt(state: Path, architecture: str, suite: str) -> Path:
@@ -69,23 +64,20 @@ def _prepare_apt(state: Path, architecture: str, suite: str) -> Path:
 def python_root(version: str, architecture: str, folder: Path) -> Path:
     """The root folder of a Debian with the CPython of a version in SUITES, fetched once into `folder`.
 
-    architecture: Debian's name, such as "arm64". Unavailable when the packages cannot be fetched.
+    architecture: Debian's name, such as "arm64".
     """
     root = folder / f"debian-{architecture}-{version}"
     if root.exists():
         return root
-    if missing_tools():
-        raise Unavailable(f"Debian's packages cannot be unpacked: {', '.join(missing_tools())} is missing here")
     partial, state = folder / f".{root.name}", folder / f".{root.name}-apt"
     for left_behind in (partial, state):
         shutil.rmtree(left_behind, ignore_errors=True)
     apt = ["apt-get", "--quiet", "--yes", f"--config-file={_prepare_apt(state, architecture, SUITES[version])}"]
-    what = f"Debian's CPython {version} for {architecture}"
-    fetch(what, [*apt, "--option=APT::Update::Error-Mode=any", "update"])
+    subprocess.run([*apt, "--option=APT::Update::Error-Mode=any", "update"], check=True)
     packages = (f"python{version}", f"libpython{version}-stdlib", "libc6", "libgcc-s1", "libstdc++6")
-    fetch(what, [*apt, "--download-only", "--no-install-recommends", "install", *packages])
+    subprocess.run([*apt, "--download-only", "--no-install-recommends", "install", *packages], check=True)
     for package in sorted((state / "cache" / "archives").glob("*.deb")):
-        fetch(f"{package.name} unpacked", ["dpkg-deb", "--extract", str(package), str(partial)])
+        subprocess.run(["dpkg-deb", "--extract", str(package), str(partial)], check=True)
     # Programs name the dynamic linker in /lib, which newer releases have in /usr/lib alone.
     if not (partial / "lib").exists():
         (partial / "lib").symlink_to("usr/lib")

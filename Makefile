@@ -1,60 +1,94 @@
-# The commands of the project. `make` alone lists them; all they need is Python 3.10 or newer and make.
+# The commands of the project; `make` alone lists them. They need make, git and Python 3.10 or newer.
 
-# The first suitable Python, the one that the pinned requirements were tried with most first; or: make PYTHON=… test
+# The Python that makes the environments: the first suitable one, or `make PYTHON=… test`.
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.10 python3,$(shell \
 	$(name) -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && echo $(name))) python3)
-
-VENV := .venv
-HOST_VENV := .venv-host
-WHEEL_VENV := .venv-wheels
-PLATFORMS_VENV := .venv-platforms
-# Of requirements/torch-*.txt, the oldest one that is served first.
-TORCH_VERSIONS ?= 2.6 2.8 newest
-RUN := $(VENV)/bin/python
-CLANG_FORMAT := $(VENV)/bin/clang-format --style=file:csrc/.clang-format
+RUN := .venv/bin/python
+PYTEST := $(RUN) -m pytest -q
+TWO_PROCESSES := -n 2 --dist loadfile
+CLANG_FORMAT := .venv/bin/clang-format --style=file:csrc/.clang-format
 NATIVE_SOURCES = $(shell git ls-files '*.cpp' '*.cu' '*.cuh' '*.h')
 
-# What a suite of tests did is recorded under its name, for the summary at the end.
-PYTEST = COMFY_SAGE2_TEST_SUITE=$(subst -tests,,$@) $(RUN) -m pytest -q
+# The ComfyUI that `make test` and `make demo` use: the first of COMFYUI_PATH, else the newest in the home folder, else a
+# clone in build/. One environment serves older ones too, as it has the newest one's requirements.
+COMFYUI_RELEASE := v0.33.0
+COMFYUI_CLONE := build/ComfyUI-$(COMFYUI_RELEASE)
+COMFYUI := $(or $(firstword $(shell $(PYTHON) -m tools.comfyui.folders)),$(COMFYUI_CLONE))
+HOST_PYTHON = $(or $(COMFY_SAGE2_HOST_PYTHON),.venv-host/bin/python)
+# Packs that tests/comfyui/stacks combine the node with lie in the folder COMFY_SAGE2_PACKS.
+PACKS = $(wildcard $(COMFY_SAGE2_PACKS)/*/requirements.txt)
+
+# The oldest torch that is served, and a newer one than the pinned one.
+TORCH_VERSIONS ?= 2.6 newest
 
 # Threads that spin while they wait make PyTorch many times slower on a CPU that has anything else to do.
 export OMP_WAIT_POLICY ?= PASSIVE
+# An index that does not answer ends a command in minutes, not in half an hour.
+export PIP_DEFAULT_TIMEOUT ?= 60
+export PIP_RETRIES ?= 2
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help environment environments host-environment wheel-environment platform-environment hooks check test style contracts types lint format \
-	new-records quick-tests faults mutations unit-tests comfyui-tests gpu-tests torch-tests demo demo-plan demo-baselines \
-	doctor wheels wheels-verify windows-tests arm-tests clean
+.PHONY: help environment host-environment hooks check test test-all lint style contracts types lines format quick-tests \
+	comfyui-tests exhaustive-tests gpu-tests torch-tests platform-tests demo demo-baselines doctor host-times wheels wheels-verify clean
+.SECONDARY:
 
 help:
-	@echo "make check          before every commit, a minute: style, import contracts and the quick unit tests"
-	@echo "make test           everything: lint; unit, packaging, ComfyUI and GPU tests"
-	@echo "make faults         a fuzz of every input, and failures put into ComfyUI; results in docs/results/reliability.md"
-	@echo "make mutations      mistakes put into the code one at a time: does a test notice? Hours; in the same page"
-	@echo "make torch-tests    core, compiler and ComfyUI's calls with the oldest torch and two others, as far as pip gets them"
 	@echo "make demo           sample a video in full precision, precise, 8b and 4b; results in demo-output/"
-	@echo "make demo-baselines the same with the attentions that the paper compares with"
-	@echo "make doctor         say which attention backends can run on this machine, and why others cannot"
-	@echo "make lint           ruff, clang-format, import contracts and mypy"
+	@echo "make test           lint; unit and packaging tests, and the node in a ComfyUI: ten minutes"
+	@echo "make check          before every commit: style, import contracts and the quick unit tests"
+	@echo "make test-all       also what takes long: every ComfyUI, its frontend, two other versions of torch, the GPU"
+	@echo "make lint           ruff, clang-format, import contracts and mypy, and how many lines there are"
 	@echo "make format         let ruff and clang-format format the code"
 	@echo "make hooks          let git run the checks of .pre-commit-config.yaml before each commit"
+	@echo "make doctor         say which attention backends can run on this machine, and why others cannot"
+	@echo "make demo-baselines the demo with the attentions that the paper compares with"
+	@echo "make comfyui-tests  the node in every ComfyUI that is here, and the frontend in a browser"
+	@echo "make gpu-tests      the kernels on this machine's GPU"
+	@echo "make torch-tests    what a version of torch can break, with the oldest one and a newer one"
+	@echo "make platform-tests the kernel modules for Windows and ARM in emulators, before a release of kernels"
 	@echo "make wheels         build the kernel wheels into wheels/"
 	@echo "make wheels-verify  rebuild the kernel wheels and compare them bit for bit"
-	@echo "make windows-tests  run the Windows wheels under wine against a recording driver"
-	@echo "make arm-tests      run the aarch64 wheels under qemu against a recording driver"
 	@echo "make clean          remove environments and build folders"
 
-environment:
-	@$(PYTHON) -m tools.environment --venv $(VENV) --requirements requirements/test.txt
+# An environment is complete when its file `complete` is newer than the requirements.
+define make-environment
+	test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --progress-bar off $(1)
+	touch $@
+endef
+
+.venv/complete: requirements/test.txt
+	$(call make-environment,-r $<)
+
+.venv-wheels/complete: requirements/wheels.txt
+	$(call make-environment,-r $<)
+
+.venv-torch-%/complete: requirements/torch-%.txt
+	$(call make-environment,-r $<)
+
+.venv-host/complete: requirements/host.txt $(COMFYUI)/requirements.txt requirements.txt $(PACKS)
+	$(call make-environment,$(^:%=-r %))
+	@# Beside a CPU torch torchaudio's compiled part cannot be loaded, and without it its Python part runs.
+	@.venv-host/bin/python -c "import torch; exit(torch.version.cuda is not None)" && \
+		rm -f .venv-host/lib/python3*/site-packages/torchaudio/lib/*.so || true
+	@# Old versions of ComfyUI do not start without this folder, which newer packages of templates lack.
+	@mkdir -p $$(echo .venv-host/lib/python3*/site-packages)/comfyui_workflow_templates/templates
+
+# Neither a question for a password nor a connection that stands still may hold a command up.
+$(COMFYUI_CLONE)/requirements.txt:
+	rm -rf $(@D)
+	GIT_TERMINAL_PROMPT=0 GIT_HTTP_LOW_SPEED_LIMIT=1000 GIT_HTTP_LOW_SPEED_TIME=30 git clone --depth 1 \
+		--branch $(COMFYUI_RELEASE) https://github.com/comfyanonymous/ComfyUI.git $(@D)
+
+environment: .venv/complete
+
+host-environment: $(if $(COMFY_SAGE2_HOST_PYTHON),,.venv-host/complete)
 
 check: style contracts quick-tests
 
-# The GPU's tests come first: without a GPU all are skipped, and that should not be the last that is read. A ComfyUI is
-# cloned where there is none, as for the demo; the time for that is not in .ci/run's.
-test: CLONE := --clone
-test: new-records lint gpu-tests unit-tests comfyui-tests
-	@$(RUN) -m tools.test_summary
-
-lint: style contracts types
+lint: style contracts types lines
 
 style: environment
 	$(RUN) -m ruff check .
@@ -62,10 +96,15 @@ style: environment
 	$(CLANG_FORMAT) --dry-run -Werror $(NATIVE_SOURCES)
 
 contracts: environment
-	$(VENV)/bin/lint-imports --no-logo
+	.venv/bin/lint-imports --no-logo
 
 types: environment
 	$(RUN) -m mypy
+
+lines:
+	@lines() { echo "$$1: $$(git ls-files -z "$$2" | xargs -0 cat | wc -l) lines"; }; \
+	lines library 'comfy_sage2/*.py'; lines csrc csrc; lines lab 'lab/*.py'; lines tools tools; lines tests tests; \
+	echo "Markdown: $$(git ls-files -z '*.md' | xargs -0 cat | wc -w) words"
 
 format: environment
 	$(RUN) -m ruff format .
@@ -73,92 +112,64 @@ format: environment
 	$(CLANG_FORMAT) -i $(NATIVE_SOURCES)
 
 hooks: environment
-	$(VENV)/bin/pre-commit install
-
-new-records:
-	@rm -rf build/test-suites
+	.venv/bin/pre-commit install
 
 quick-tests: environment
-	$(PYTEST) -n 2 --dist loadfile -m "not slow" tests/unit
+	$(PYTEST) $(TWO_PROCESSES) -m "not slow and not exhaustive" tests/unit
 
-unit-tests: environment
-	$(PYTEST) -n 2 --dist loadfile tests/unit tests/packaging
+test: lint
+	@if $(MAKE) host-environment; then folders="tests/comfyui --ignore tests/comfyui/frontend --ignore tests/comfyui/stacks"; \
+	else echo "*** No ComfyUI can be had here, so the node is not tested in one ***"; fi; \
+	COMFYUI_PATH=$(COMFYUI) $(PYTEST) $(TWO_PROCESSES) -m "not exhaustive" tests/unit tests/packaging $$folders
 
-# What starts the ComfyUIs that are here, and the packs of COMFY_SAGE2_PACKS in them.
-PACKS = $(if $(COMFY_SAGE2_PACKS),--packs $(COMFY_SAGE2_PACKS))
-host-environment:
-	@folders="$$($(PYTHON) -m tools.comfyui.folders)" && \
-	if [ -n "$$folders" ]; then $(PYTHON) -m tools.comfyui.environment --venv $(HOST_VENV) --comfyui $$folders $(PACKS); fi
+test-all: test
+	@$(MAKE) --keep-going gpu-tests torch-tests comfyui-tests exhaustive-tests
 
-environments: environment host-environment
+comfyui-tests: environment host-environment
+	$(PYTEST) $(TWO_PROCESSES) tests/comfyui
 
-# Without a ComfyUI, or without a GPU, every test of the suite is skipped, which the summary says.
-comfyui-tests: environment
-	@$(PYTHON) -m tools.comfyui.suite --venv $(VENV) --host-venv $(HOST_VENV) $(PACKS) $(CLONE)
-
-# Both suites are also in `make test`; here they write their figures down.
-faults: environment host-environment
-	@rm -rf build/reliability
-	$(PYTEST) -n 2 --dist loadfile tests/unit/fuzz tests/unit/integrations/drop_in/test_random_calls.py \
-		tests/comfyui/test_faults.py
-	$(RUN) -m tools.reliability
-
-# For a night: all tests once with their lines counted, then MOST mistakes of each part, others every day.
-MOST ?= 40
-mutations: environment
-	OMP_NUM_THREADS=1 $(RUN) -m tools.mutation --most $(MOST)
+exhaustive-tests: environment
+	$(PYTEST) $(TWO_PROCESSES) -m exhaustive tests/unit tests/packaging
 
 gpu-tests: environment
-	$(PYTEST) tests/gpu
+	@if $(RUN) -c "import torch; exit(not torch.cuda.is_available())"; then $(PYTEST) tests/gpu; \
+	else echo "*** No CUDA device here, so the kernels are not tested on one ***"; fi
 
-# What cannot be had is told. TORCH_MINUTES is for making each environment; 0 takes only those that are there. One takes
-# some 6 GB, and pip keeps what it fetches, packed, beside it until the end. The 10,000 random calls of a function of
-# sageattention are made with the usual torch alone.
-TORCH_MINUTES ?= 10
-torch-tests:
-	@$(MAKE) --no-print-directory --keep-going $(TORCH_VERSIONS:%=torch-tests-%)
+# Each environment takes some 6 GB.
+torch-tests: $(TORCH_VERSIONS:%=torch-tests-%)
 
-torch-tests-%:
-	@$(PYTHON) -m tools.suite torch-$* --venv .venv-torch-$* --requirements requirements/torch-$*.txt \
-		--minutes $(TORCH_MINUTES) --gigabytes 12 -- -n 2 --dist loadfile -k "not (test_random_calls and 10000)" \
-		tests/unit/core tests/unit/comfyui_adapter tests/unit/integrations
+torch-tests-%: .venv-torch-%/complete
+	.venv-torch-$*/bin/python -m pytest -q $(TWO_PROCESSES) -m "torch_api and not exhaustive" tests/unit
 
-demo-plan:
-	@$(PYTHON) -m tools.demo_plan --venv $(VENV) --host-venv $(HOST_VENV)
+demo:
+	@echo "One short video with a small model in full precision, precise, 8b and 4b, in a ComfyUI."
+	@echo "At first PyTorch and other packages are installed, 1.5 GB without CUDA, into .venv, and as much into .venv-host,"
+	@echo "and a ComfyUI is cloned where there is none (have one? make demo COMFYUI_PATH=/path/to/ComfyUI). Then it takes about"
+	@echo "4 minutes on two free CPU cores, less on a GPU; a second run takes seconds. Results: 30 MB in demo-output/."
+	@$(MAKE) environment
+	@if $(MAKE) host-environment; \
+	then $(RUN) -m lab demo $(OPTIONS) --comfyui $(COMFYUI) --comfyui-python $(HOST_PYTHON); \
+	else echo "No ComfyUI can be had: the demo runs in diffusers instead."; $(RUN) -m lab demo $(OPTIONS); fi
 
-demo: demo-plan environment
-	@$(PYTHON) -m tools.run_demo --venv $(VENV) --host-venv $(HOST_VENV)
+demo-baselines: OPTIONS = --baselines
+demo-baselines: demo
 
-demo-baselines: demo-plan environment
-	@$(PYTHON) -m tools.run_demo --venv $(VENV) --host-venv $(HOST_VENV) --baselines
+# The kernel modules for Windows and ARM under wine and qemu (apt-get install wine64 wine qemu-user), before a release of
+# kernels. COMFY_SAGE2_WHEELHOUSE names other wheels than wheels/.
+platform-tests: environment
+	$(RUN) -m pip install --quiet ziglang==0.15.2
+	ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/build/zig-cache $(PYTEST) --timeout 3600 tests/platforms
 
 doctor: environment
 	@$(RUN) -m comfy_sage2 doctor
 
-wheel-environment:
-	@$(PYTHON) -m tools.environment --venv $(WHEEL_VENV) --requirements requirements/wheels.txt
-
 # Needs podman and the image that docs/dev/releasing.md tells how to make.
-wheels: wheel-environment
-	$(WHEEL_VENV)/bin/python -m tools.wheels.build_wheels
-	$(WHEEL_VENV)/bin/python -m tools.wheels.release_wheels
+wheels: .venv-wheels/complete
+	.venv-wheels/bin/python -m tools.wheels.build_wheels
+	.venv-wheels/bin/python -m tools.wheels.release_wheels
 
-wheels-verify: wheel-environment
-	$(WHEEL_VENV)/bin/python -m tools.wheels.verify_wheels
-
-# Windows CPythons under wine, and aarch64 ones under qemu: safe to call anywhere, what cannot be had is told.
-# COMFY_SAGE2_WHEELHOUSE names other wheels than wheels/.
-export ZIG_GLOBAL_CACHE_DIR ?= $(CURDIR)/build/zig-cache
-
-# Before both suites at once; each makes it, too.
-platform-environment:
-	@$(PYTHON) -m tools.environment --venv $(PLATFORMS_VENV) --requirements requirements/platforms.txt
-
-windows-tests:
-	@$(PYTHON) -m tools.platforms.suite windows --venv $(PLATFORMS_VENV)
-
-arm-tests:
-	@$(PYTHON) -m tools.platforms.suite arm --venv $(PLATFORMS_VENV)
+wheels-verify: .venv-wheels/complete
+	.venv-wheels/bin/python -m tools.wheels.verify_wheels
 
 clean:
-	rm -rf $(VENV) $(HOST_VENV) $(WHEEL_VENV) $(PLATFORMS_VENV) .venv-torch-* build demo-output
+	rm -rf .venv .venv-host .venv-wheels .venv-torch-* build demo-output

@@ -7,9 +7,6 @@ import secrets
 
 import pytest
 import torch
-from suite_record import pytest_terminal_summary
-
-__all__ = ["pytest_terminal_summary"]  # pytest takes hooks from here
 
 
 def pytest_configure() -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from lab.progress import Activity
 from tools.comfyui.server import ComfyServer, Prompt, Run
-from tools.progress import Activity
 
 from ..baselines import BASELINES
 from .job import BASELINE_NOTE, FULL_PRECISION, Clip, Job, Progress

@@ -10,7 +10,7 @@ import torch
 
 from comfy_sage2 import __version__, machine
 from comfy_sage2.metrics import Agreement
-from tools.progress import ProgressBar
+from lab.progress import ProgressBar
 
 from ..animation import write_animation
 from ..baselines import BASELINES

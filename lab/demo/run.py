@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from comfy_sage2.doctor import verdicts
+from lab.progress import Activity, ProgressBar
 from tools.comfyui.folders import comfyui_version
 from tools.comfyui.server import NotStarted
-from tools.progress import Activity, ProgressBar
 
 from ..baselines import BASELINES
 from .arguments import parse

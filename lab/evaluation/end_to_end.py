@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from tools.progress import ProgressBar
+from lab.progress import ProgressBar
 
 from ..contact_sheet import SheetRow, contact_sheet
 from ..demo.captions import CaptionEncoder

@@ -18,7 +18,7 @@ from comfy_sage2 import machine, registry
 from comfy_sage2.command_line import Parser, at_least_1, output_folder, seed_number
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.request import AttentionRequest
-from tools.progress import ProgressBar
+from lab.progress import ProgressBar
 
 from ..arguments import check_kernel, usable_device, usual_device
 from ..demo.captions import CaptionEncoder

@@ -1,20 +1,19 @@
-"""Which ComfyUI the tests of this folder start."""
+"""Which ComfyUIs the tests of this folder start."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from . import installations
-from .installations import Installation
+from .installations import Installation, installations
 
 
-def comfyui(folder: Path, version: str, file: str = "comfyui_version.py") -> Path:
+def comfyui(folder: Path, version: str) -> Path:
     folder.mkdir(parents=True)
     (folder / "main.py").touch()
-    line = f'__version__ = "{version}"\n' if file.endswith(".py") else f'[project]\nversion = "{version}"\n'
-    (folder / file).write_text(line)
+    (folder / "comfyui_version.py").write_text(f'__version__ = "{version}"\n')
     return folder
 
 
@@ -23,34 +22,27 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home folder with a ComfyUI in it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("COMFYUI_PATH", raising=False)
-    monkeypatch.setenv("COMFY_SAGE2_HOST_PYTHON", str(comfyui(tmp_path / "ComfyUI", "0.33.0") / "main.py"))
+    comfyui(tmp_path / "ComfyUI", "0.33.0")
     return tmp_path
 
 
-def test_a_named_folder_wins_over_a_usual_one_of_its_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = comfyui(home / "elsewhere" / "ComfyUI", "0.34.1")
-    monkeypatch.setenv("COMFYUI_PATH", str(named))
-    first, second = installations.installations()[:2]
-    assert (first.root, first.version, first.reason_missing) == (named, (0, 34, 1), None)
-    assert (second.root, second.version) == (home / "ComfyUI", (0, 33, 0))
-    assert first.name != second.name
+def test_the_usual_folders_are_tested(home: Path) -> None:
+    (found,) = installations()
+    assert found.root == home / "ComfyUI" and found.name == "ComfyUI 0.33.0" and found.is_newest
 
 
-def test_a_usual_folder_of_the_same_version_is_not_tested_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = comfyui(home / "elsewhere" / "MyFolder", "0.33.0")
-    monkeypatch.setenv("COMFYUI_PATH", str(named))
-    found = installations.installations()
-    assert found[0].root == named and found[0].is_newest
-    assert home / "ComfyUI" not in [entry.root for entry in found]
+def test_named_folders_are_tested_instead(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = [comfyui(home / "elsewhere" / version, version) for version in ("0.34.1", "0.8.0")]
+    monkeypatch.setenv("COMFYUI_PATH", os.pathsep.join(map(str, named)))
+    assert [(found.root, found.is_newest) for found in installations()] == [(named[0], True), (named[1], False)]
 
 
-@pytest.mark.parametrize("file", ["comfyui_version.py", "pyproject.toml"])
-def test_the_version_is_read_from_the_tree(tmp_path: Path, file: str) -> None:
-    found = Installation(comfyui(tmp_path / "whatever", "0.8.0", file))
-    assert found.version == (0, 8, 0) and found.name == "ComfyUI 0.8.0" and not found.is_newest
-
-
-def test_a_named_folder_without_a_comfyui_is_kept_and_says_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_folder_without_a_comfyui_is_an_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMFYUI_PATH", str(home / "nothing"))
-    first = installations.installations()[0]
-    assert first.named and "no ComfyUI at" in (first.reason_missing or "")
+    with pytest.raises(SystemExit, match=r"nothing, but there is no main\.py"):
+        installations()
+
+
+def test_without_a_python_they_say_what_to_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMFY_SAGE2_HOST_PYTHON", str(home / "python"))
+    assert "make host-environment" in (Installation(home / "ComfyUI").reason_missing or "")

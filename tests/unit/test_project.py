@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import comfy_sage2
-from tools.comfyui.folders import RELEASE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -55,8 +54,8 @@ def test_the_changelog_has_the_version() -> None:
 def test_the_workflows_of_github_name_what_there_is() -> None:
     targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
     architectures = set(json.loads(text("csrc/architectures.json"))["architectures"])
-    checks, comfyui, wheels = (text(f".github/workflows/{name}.yml") for name in ("checks", "comfyui", "wheels"))
-    made = set(re.findall(r"\bmake ([a-z-]+)", checks + comfyui + wheels))
+    checks, wheels = (text(f".github/workflows/{name}.yml") for name in ("checks", "wheels"))
+    made = set(re.findall(r"\bmake ([a-z-]+)", checks + wheels))
     assert made and made <= targets
     modules = re.findall(r"python -m (tools[\w.]+)", checks + wheels)
     files = re.findall(r"\b((?:requirements|packages)/[\w/.-]+\.\w+)", checks + wheels)
@@ -71,13 +70,3 @@ def test_the_workflows_of_github_name_what_there_is() -> None:
     versions = {version.replace(".", "") for version in re.findall(r'"([\d.]+)"', tested[0])}
     cpythons = re.search(r"cp31\{(.*?)\}", text("packages/kernels/pyproject.toml.in"))
     assert cpythons is not None and versions == {f"31{minor}" for minor in cpythons[1].split(",")}
-
-
-def test_github_tests_the_pinned_comfyui_where_a_pull_request_can_break_it() -> None:
-    comfyui = text(".github/workflows/comfyui.yml")
-    assert f"ref: {RELEASE}\n" in comfyui
-    paths = re.findall(r"^      - (\S+)$", comfyui.partition("permissions:")[0], re.MULTILINE)
-    folders = {path.removesuffix("/**") for path in paths if path.endswith("/**")}
-    assert all((REPOSITORY / folder).is_dir() for folder in folders)
-    assert {"comfy_sage2", "web", "locales", "workflows", "wheels", "tests/comfyui"} <= folders
-    assert not {"lab", "tools", "docs", "csrc"} & folders

@@ -1,9 +1,9 @@
-"""Print the ComfyUI folders on this machine, one a line: those of COMFYUI_PATH, then the usual ones in the home folder.
+"""Print the ComfyUI folders on this machine, one a line: those of COMFYUI_PATH, else the usual ones in the home folder.
 
     python -m tools.comfyui.folders
 
-COMFYUI_PATH may list several, separated as in PATH. Where there is none, it is the clone in build/ that `make test` and
-`make demo` make; nothing is printed without one.
+COMFYUI_PATH may list several, separated as in PATH, the newest first. Without any it is the clone in build/ that
+`make test` and `make demo` make; nothing is printed without one.
 """
 
 from __future__ import annotations
@@ -16,20 +16,18 @@ from pathlib import Path
 OVERLAY = "ComfyUI-overlay"  # the newest release with newer files over it: tools.comfyui.overlay makes it
 OVERLAY_RECORD = "overlay.json"  # by which an overlay is told from a release
 USUAL = ("ComfyUI", "ComfyUI-0.8.0", "ComfyUI-0.3.64", OVERLAY)
-RELEASE = "v0.33.0"
-CLONE = Path(__file__).resolve().parents[2] / "build" / f"ComfyUI-{RELEASE}"  # tools.comfyui.clone makes it
+BUILD = Path(__file__).resolve().parents[2] / "build"
 OLDEST_FOR_DEMO = (0, 8)  # earlier versions load only VAEs of Wan's full width
 
 
 def comfyui_folders() -> list[Path]:
     """The folders that hold a ComfyUI; raises SystemExit when COMFYUI_PATH names one that does not."""
-    named = [Path(part) for part in os.environ.get("COMFYUI_PATH", "").split(os.pathsep) if part]
+    named = [Path(part).expanduser() for part in os.environ.get("COMFYUI_PATH", "").split(os.pathsep) if part]
     for path in named:
         if not (path / "main.py").is_file():
             raise SystemExit(f"COMFYUI_PATH names {path}, but there is no main.py: name the folder that holds it")
-    usual = [Path.home() / name for name in USUAL]
-    found = list(dict.fromkeys([*named, *(path for path in usual if (path / "main.py").is_file())]))
-    return found or [path for path in (CLONE,) if (path / "main.py").is_file()]
+    usual = [path for name in USUAL if ((path := Path.home() / name) / "main.py").is_file()]
+    return [path.absolute() for path in dict.fromkeys(named)] or usual or sorted(BUILD.glob("ComfyUI-v*"))
 
 
 def comfyui_folder(text: str) -> Path:
@@ -40,22 +38,14 @@ def comfyui_folder(text: str) -> Path:
     return path
 
 
-def packs_folder(text: str) -> Path:
-    """A type of command line argument: a folder with clones of node packs."""
-    path = Path(text)
-    if not any(path.glob("*/__init__.py")):
-        raise argparse.ArgumentTypeError(f"expected a folder with clones of node packs, got {text!r}")
-    return path
-
-
 def comfyui_version(root: Path) -> tuple[int, ...]:
     """The version of the ComfyUI at `root`, for ordering. SystemExit when it states none."""
     stated = root / "comfyui_version.py"
     text = stated.read_text(encoding="utf-8") if stated.is_file() else ""
-    found = re.search(r'__version__\s*=\s*"([\d.]+)', text)
-    if found is None:
+    version = re.search(r'__version__\s*=\s*"([\d.]+)', text)
+    if version is None:
         raise SystemExit(f"{stated} states no version: is {root} a ComfyUI folder, not older than 0.3?")
-    return tuple(int(part) for part in found[1].strip(".").split("."))
+    return tuple(int(part) for part in version[1].strip(".").split("."))
 
 
 def reason_too_old_for_demo(root: Path) -> str | None:

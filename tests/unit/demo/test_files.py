@@ -20,7 +20,7 @@ from lab.demo.job import MODES, PURPOSES, Clip, Job
 from lab.demo.model import TRAINED_FOLDER, DemoModel
 from lab.demo.results import Distances, about, table, write_results
 from lab.demo.videos import write_mp4
-from tools.progress import Activity, ProgressBar, run_showing
+from lab.progress import Activity, ProgressBar
 
 
 def clip(variant: str, brightness: int) -> Clip:
@@ -149,16 +149,6 @@ def test_an_activity_tells_its_end_in_a_log() -> None:
     with pytest.raises(KeyError), Activity("loading", log):
         raise KeyError
     assert log.getvalue().split()[-1] == "failed"
-
-
-def test_a_command_is_shown_line_by_line() -> None:
-    screen = Terminal()
-    script = "import sys; print('one'); print('two', file=sys.stderr); sys.exit(3)"
-    with Activity("work", screen) as activity:
-        status, lines = run_showing([sys.executable, "-u", "-c", script], activity)
-    assert status == 3
-    assert sorted(line.strip() for line in lines) == ["one", "two"]
-    assert "one" in screen.getvalue() and "two" in screen.getvalue()
 
 
 def test_finished_clips_are_used_again_only_for_the_same(tmp_path: Path) -> None:

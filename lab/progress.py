@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import queue
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TextIO
-
-from .fetching import running
 
 _LABEL_WIDTH = 24
 _BAR_WIDTH = 30
@@ -84,39 +77,3 @@ class Activity:
             start + (f"{line:<{_LABEL_WIDTH + _DETAIL_WIDTH + 8}}" if self._live else line.rstrip()) + end
         )
         self._stream.flush()
-
-
-def run_showing(
-    command: Sequence[str],
-    activity: Callable[[str], None],
-    environment: Mapping[str, str] | None = None,
-    seconds: float | None = None,
-) -> tuple[int, list[str]]:
-    """Run a command without input and show its latest line: exit status, and all its lines.
-
-    OSError as subprocess. TimeoutError after `seconds`: the command has been ended then, and all that it started.
-    """
-    end = math.inf if seconds is None else time.monotonic() + seconds
-    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    said: list[str] = []
-    with running(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as process:
-
-        def read() -> None:
-            assert process.stdout is not None
-            for line in process.stdout:
-                lines.put(line)
-            lines.put(None)
-
-        threading.Thread(target=read, daemon=True).start()
-        while True:
-            if time.monotonic() >= end:
-                raise TimeoutError(f"not done after {seconds:.0f} seconds: {' '.join(command)}")
-            try:
-                line = lines.get(timeout=min(0.5, max(end - time.monotonic(), 0.0)))
-            except queue.Empty:  # a long download says nothing, and the seconds go on
-                activity(said[-1].strip() if said else "")
-                continue
-            if line is None:
-                return process.wait(), said
-            said.append(line)
-            activity(line.strip())

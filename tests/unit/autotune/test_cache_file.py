@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -27,10 +28,23 @@ def test_each_gpu_keeps_its_own(findings: CacheFile) -> None:
     findings.put(ADA, {"passed": True})
     findings.put(HOPPER, {"passed": False})
     findings.put(HOPPER, {"passed": True, "times": [1.5]})
-    assert findings.get(ADA) == {"passed": True}
+    assert findings.get(ADA) == findings.get(dict(reversed(ADA.items()))) == {"passed": True}
     assert findings.get(HOPPER) == {"passed": True, "times": [1.5]}
     assert findings.get({**ADA, "driver": "581.0"}) is None
-    assert [path.name for path in findings.path.parent.iterdir()] == ["findings.json"]  # type: ignore[union-attr]
+    assert findings.path is not None
+    assert [path.name for path in findings.path.parent.iterdir()] == ["findings.json"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other permissions")
+def test_nobody_else_can_write_to_it(findings: CacheFile) -> None:
+    earlier = os.umask(0)
+    try:
+        findings.put(ADA, {"passed": True})
+    finally:
+        os.umask(earlier)
+    assert findings.path is not None
+    assert stat.S_IMODE(findings.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(findings.path.parent.stat().st_mode) == 0o755
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
@@ -44,30 +58,30 @@ def test_a_pipe_in_the_files_place_is_not_waited_for(findings: CacheFile) -> Non
     assert findings.get(ADA) == {"passed": True}
 
 
-ENTRY = {"key": ADA, "value": {"passed": True}}
+FILE = json.dumps({json.dumps(ADA, sort_keys=True): {"passed": True}}).encode()
+
+
+def test_the_file_as_it_is_written(findings: CacheFile) -> None:
+    assert findings.path is not None
+    findings.put(ADA, {"passed": True})
+    assert findings.path.read_bytes() == FILE
 
 
 @pytest.mark.parametrize(
     "content",
     [
         b"",
-        b"{",
         b"null",
-        b"[]",
-        b'{"format": 1}',
-        b'{"format": 1, "findings": {}}',
-        b'{"format": 1, "findings": [1, null, {"key": {}}, {"key": 1, "value": {}}]}',
-        json.dumps({"format": 2, "findings": [ENTRY]}).encode(),
-        json.dumps({"format": True, "findings": [ENTRY]}).encode(),
-        json.dumps({"format": 1, "findings": [{**ENTRY, "value": "yes"}]}).encode(),
-        json.dumps({"format": 1, "findings": [{**ENTRY, "key": {**ADA, "driver": 580.65}}]}).encode(),
-        json.dumps({"format": 1, "findings": [ENTRY]}).encode().replace(b"4090", b"\xe9"),
-        json.dumps({"format": 1, "findings": [ENTRY]}).encode()[:-1],
+        b"[1]",
+        b"{}",
+        FILE[:-1],
+        FILE.replace(b'{"passed": true}', b'"yes"'),
+        FILE.replace(b"4090", b"\xe9"),
         b"\xff\xfe\x00" * 9,
         b"[" * 100_000,
-        b" " * (1 << 20) + json.dumps({"format": 1, "findings": [ENTRY]}).encode(),
+        b" " * (1 << 20) + FILE,
     ],
-    ids=range(16),
+    ids=range(10),
 )
 def test_a_file_that_cannot_be_used_is_ignored_and_rewritten(findings: CacheFile, content: bytes) -> None:
     assert findings.path is not None
@@ -78,52 +92,11 @@ def test_a_file_that_cannot_be_used_is_ignored_and_rewritten(findings: CacheFile
     assert findings.get(HOPPER) == {"passed": True}
 
 
-def test_well_formed_entries_beside_damaged_ones_are_kept(findings: CacheFile) -> None:
-    assert findings.path is not None
-    findings.path.parent.mkdir()
-    findings.path.write_text(json.dumps({"format": 1, "findings": [None, ENTRY]}))
-    assert findings.get(ADA) == {"passed": True}
-
-
-@pytest.mark.slow
 def test_the_oldest_entries_go(findings: CacheFile) -> None:
-    for number in range(205):
+    for number in range(55):
         findings.put({"gpu": str(number)}, {})
     assert findings.get({"gpu": "4"}) is None
     assert findings.get({"gpu": "5"}) == {}
-
-
-def test_the_oldest_go_where_the_file_would_be_too_long_to_be_read(findings: CacheFile) -> None:
-    for number in range(9):
-        findings.put({"gpu": str(number)}, {"text": "x" * (1 << 17)})
-    kept = [number for number in range(9) if findings.get({"gpu": str(number)}) is not None]
-    assert 3 <= len(kept) < 9 and kept == list(range(9))[-len(kept) :]
-
-
-def test_a_full_file_of_others_stays_nearly_whole(findings: CacheFile) -> None:
-    """It takes no more room than it had: to leave out one entry after the other would take long."""
-    assert findings.path is not None
-    findings.path.parent.mkdir()
-    entries = [{"key": {"gpu": str(number)}, "value": {"x": [[]] * 1600}} for number in range(200)]
-    findings.path.write_text(json.dumps({"format": 1, "findings": entries}, separators=(",", ":")))
-    findings.put(ADA, {"passed": True})
-    assert findings.get(ADA) == {"passed": True}
-    assert findings.get({"gpu": "100"}) is not None
-
-
-def test_an_entry_that_is_too_deep_to_be_written_is_left_out(
-    findings: CacheFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deep: list[object] = []
-    for _ in range(100_000):
-        deep = [deep]
-    others = [{"key": {"gpu": "deep"}, "value": {"x": deep}}, {"key": {"gpu": "plain"}, "value": {}}]
-    with monkeypatch.context() as patch:
-        patch.setattr(CacheFile, "_entries", lambda self: others)
-        findings.put(ADA, {"passed": True})
-    assert findings.get(ADA) == {"passed": True} and findings.get({"gpu": "plain"}) == {}
-    while deep:  # one at a time: it is too deep to be deleted at once, too
-        deep = deep.pop()  # type: ignore[assignment]
 
 
 def test_without_a_folder_nothing_is_kept() -> None:
@@ -192,4 +165,5 @@ def test_eight_processes_at_once(findings: CacheFile) -> None:
         output, errors = process.communicate(timeout=600)
         assert (process.returncode, output, errors) == (0, "", "")
     assert findings.get({"process": "all"}) == {"passed": True}
-    assert [path.name for path in findings.path.parent.iterdir()] == ["findings.json"]  # type: ignore[union-attr]
+    assert findings.path is not None
+    assert [path.name for path in findings.path.parent.iterdir()] == ["findings.json"]

@@ -14,7 +14,6 @@ import torch
 
 from . import __version__, explain, machine, registry
 from .autotune.cost_model import TunedChoices
-from .autotune.measure import measure_now, remembered
 from .backends import self_test
 from .backends.kernels import KERNELS, KernelBackend
 from .backends.peers import PEERS
@@ -24,7 +23,7 @@ from .integrations.sageattention import offer
 from .kernels import abi, loader
 from .machine import devices
 from .options import MODES
-from .tuning_candidates import BACKENDS
+from .timing.measure import measure_now, remembered
 
 _LABEL_WIDTH = 25
 _WITHOUT_DRIVER = "[SA-101]"
@@ -238,5 +237,5 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     times = measure_now if options.measure else remembered
     found = verdicts()
-    say(in_width(report(found, lambda index: times(index, BACKENDS)), len(_line("", ""))))
+    say(in_width(report(found, times), len(_line("", ""))))
     return 0 if any(verdict.chosen for verdict in found) else 1

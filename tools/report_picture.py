@@ -19,14 +19,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from comfy_sage2.autotune.measure import prepare
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.report.picture import draw
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import VALUES, WHERE_FASTER, Settings
-from comfy_sage2.tuning_candidates import BACKENDS
+from comfy_sage2.timing.measure import ensure_timed
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PICTURES = (Path("docs", "images", "report.png"), Path("web", "docs", "images", "SageAttention2Report.png"))
@@ -85,7 +84,7 @@ def comfyui_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: 
 def sampled(sizes: Sizes, device: torch.device, settings: Settings, steps: int) -> Session:
     """The node's session after a sampling of so many steps."""
     torch.manual_seed(0)
-    prepare(device, BACKENDS)
+    ensure_timed(device)
     session = Session(Dispatcher(settings, probe(device, settings), None))
     override = make_override(session)
     dtype, width = torch.bfloat16, sizes.heads * sizes.head_dim

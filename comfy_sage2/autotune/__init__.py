@@ -1,1 +1,1 @@
-"""Times of the attentions on a GPU: how they are measured, what follows from them, and where they are kept."""
+"""Times of the attentions on a GPU as data, what follows from them, and where they are kept. `timing` takes them."""

@@ -1,14 +1,18 @@
-"""From times to choices: accumulators, order of the modes, and which attention is the fastest for a call.
+"""From times to choices: accumulators, and which attention is the fastest for a call.
 
-A difference that the noise could explain decides nothing: then the shipped defaults stay.
+A GPU times some thirty calls of a few sizes with every attention that it has. For each attention, head_dim and order in
+memory a model with four terms is fitted to those times, from which the time of a call of any size follows. Two
+attentions are compared by their models, or by the times themselves where the largest timed call says enough. A
+difference that the noise could explain decides nothing: then the shipped defaults stay.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, product
 
 import torch
 
@@ -18,16 +22,15 @@ from .timings import ORDINARY, PEER, ROTATIONS, Candidate, ErrorsOfKinds, Times,
 _LEAST_MARGIN = 0.02
 # Another package's error may be above ours by so much: by as much errors vary from draw to draw of the inputs.
 _EQUAL_ERRORS = 1.05
-# 4 bits must be this much faster than 8 to be worth what they cost in accuracy.
-FOUR_BITS_PAY = 1.25
 _BLOCK = 128  # keys
-_LONGEST = 1 << 17  # tokens, up to which a crossover is looked for
+_LENGTHS = range(128, (1 << 17) + 1, 16)  # tokens, among which a crossover is looked for
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """Seconds of a call: fixed + per_pair * pairs + per_query * queries + per_key * keys, for what all calls cost, Q K
-    and P V, and what touches each row of q or of k and v once, such as the quantization.
+    """Seconds of a call: fixed + per_pair * pairs + per_query * queries + per_key * keys.
+
+    These are the launch, the two products, and what touches each row of q, or of k and v, once, as quantization does.
     """
 
     fixed: float
@@ -36,13 +39,13 @@ class CostModel:
     per_key: float
 
     def seconds(self, work: Work) -> float:
-        """What a call of this size takes."""
+        """Predicted seconds of a call of this size."""
         _, pairs, queries, keys = _terms(work)
         return self.fixed + self.per_pair * pairs + self.per_query * queries + self.per_key * keys
 
     @classmethod
     def fitted(cls, times: dict[Work, float]) -> CostModel:
-        """The model with the least squared relative error of those whose parts are not negative."""
+        """The model of the least squared relative error among those without negative parts."""
         seconds = torch.tensor(list(times.values()), dtype=torch.float64)
         terms = torch.tensor([_terms(work) for work in times], dtype=torch.float64) / seconds[:, None]
         best, least = cls(0.0, 0.0, 0.0, 0.0), math.inf
@@ -56,25 +59,23 @@ class CostModel:
             error = float((rows @ solution - 1.0).square().sum())
             parts = (solution[:, 0] / sizes).tolist()
             if min(parts) >= 0.0 and error < least - 1e-9:
-                found = dict(zip(used, parts, strict=True))
-                best, least = cls(*(found.get(term, 0.0) for term in range(4))), error
+                part_of = dict(zip(used, parts, strict=True))
+                best, least = cls(*(part_of.get(term, 0.0) for term in range(4))), error
         return best
 
 
 def _terms(work: Work) -> tuple[float, float, float, float]:
-    """Keys count in whole blocks: all kernels compute them so."""
+    """What the four parts of a model are multiplied by. All kernels compute keys in whole blocks."""
     fill = -(-work.kv_length // _BLOCK) * _BLOCK / work.kv_length
     return 1.0, work.pairs * fill, float(work.queries), work.keys * fill
 
 
-# The terms that a model has, the most first. All have the pairs.
-_USED = [
-    used for count in (4, 3, 2, 1) for used in map(list, itertools.combinations(range(4), count)) if 1 in used
-]  # fmt: skip
+# The subsets of the terms that a model may have, the largest first. All have the pairs.
+_USED = [list(used) for count in (4, 3, 2, 1) for used in combinations(range(4), count) if 1 in used]
 
 
 class TunedChoices:
-    """What follows from `times`; answers None where they decide nothing."""
+    """What follows from `times`. Answers are None where the times decide nothing."""
 
     def __init__(self, times: Times) -> None:
         self.times = times
@@ -87,53 +88,53 @@ class TunedChoices:
         self._head_dims = sorted({head_dim for _, head_dim, _ in self._models})
 
     def seconds(self, candidate: Candidate, work: Work) -> float | None:
-        """What a call takes by the model of the smallest head_dim that was timed and is not below the call's.
+        """Predicted seconds of a call, from the model fitted at the next larger measured head_dim.
 
         Where calls in its order in memory were not timed, the other order stands for them, and those that do not
         smooth V for those that do; nothing stands for calls with a mask.
         """
-        head_dim = self._timed_head_dim(work.head_dim)
+        head_dim = self.timed_head_dim(work.head_dim)
         if head_dim is None:
             return None
-        for like, kind in itertools.product(
-            (candidate, replace(candidate, smooth_v=False)), (work.kind, replace(work, heads_first=False).kind)
-        ):
+        candidates = (candidate, replace(candidate, smooth_v=False))
+        kinds = (work.kind, replace(work, heads_first=False).kind)
+        for like, kind in product(candidates, kinds):
             model = self._models.get((like, head_dim, kind))
             if model is not None:
                 return model.seconds(work)
         return None
 
-    def _timed_head_dim(self, head_dim: int) -> int | None:
-        """The smallest head_dim that was timed and is not below `head_dim`."""
-        return next((found for found in self._head_dims if found >= head_dim), None)
+    def timed_head_dim(self, head_dim: int) -> int | None:
+        """The smallest measured head_dim that is not below `head_dim`."""
+        return next((timed for timed in self._head_dims if timed >= head_dim), None)
 
     def error(self, candidate: Candidate, head_dim: int) -> float | None:
-        """The relative L2 of a candidate that quantizes, on Gaussian inputs; None where it is not known."""
-        found = self._errors(candidate, head_dim)
-        return found[0] if found else None
+        """The relative L2 error of a candidate that quantizes, on Gaussian inputs."""
+        errors = self._errors(candidate, head_dim)
+        return errors[0] if errors else None
 
     def is_no_less_exact(self, candidate: Candidate, other: Candidate, head_dim: int) -> bool:
         """Whether its error is on no kind of inputs clearly above that of `other`; False where one is unknown."""
-        mine, others = self._errors(candidate, head_dim), self._errors(other, head_dim)
-        if len(mine) != len(others):
+        errors, limits = self._errors(candidate, head_dim), self._errors(other, head_dim)
+        if len(errors) != len(limits):
             return False
-        # Calls of a kind that it does not take never reach it.
-        pairs = [(error, limit) for error, limit in zip(mine, others, strict=True) if error is not None]
+        # None: calls of a kind that the candidate does not take never reach it.
+        pairs = [(error, limit) for error, limit in zip(errors, limits, strict=True) if error is not None]
         return bool(pairs) and all(limit is not None and error <= _EQUAL_ERRORS * limit for error, limit in pairs)
 
     def _errors(self, candidate: Candidate, head_dim: int) -> ErrorsOfKinds:
-        timed = self._timed_head_dim(head_dim)
+        timed = self.timed_head_dim(head_dim)
         return () if timed is None else self.times.errors.get((candidate, timed), ())
 
     @property
     def peers(self) -> list[Candidate]:
         """The attentions of other packages that were timed."""
-        return [one for one in self._candidates if one.mode == PEER]
+        return [candidate for candidate in self._candidates if candidate.mode == PEER]
 
     def is_faster(self, candidate: Candidate, other: Candidate, work: Work) -> bool:
         """Whether `candidate` is faster than `other` by more than the noise; False where one was not timed."""
-        mine, others = self.seconds(candidate, work), self.seconds(other, work)
-        return mine is not None and others is not None and mine * (1.0 + self.margin) < others
+        seconds, limit = self.seconds(candidate, work), self.seconds(other, work)
+        return seconds is not None and limit is not None and seconds * (1.0 + self.margin) < limit
 
     def fastest_first(self, backends: Iterable[str], work: Work) -> list[str]:
         """Names of exact attentions by their time; those that were not timed come last, in their own order."""
@@ -145,130 +146,107 @@ class TunedChoices:
         return sorted(backends, key=key)
 
     def accumulator(self, mode: str) -> str | None:
-        """The faster accumulators for `mode`, or None."""
-        ratios = []
+        """The faster accumulators for `mode`, by the geometric mean over the long calls."""
+        logs = []
         for half in self._candidates:
             if half.mode == mode and half.pv_accumulator == "fp16":
-                ratios += self._long_ratios(half, replace(half, pv_accumulator="fp32"))
-        ratio = _mean(ratios)
-        if ratio is None or self._is_noise(ratio):
+                full = replace(half, pv_accumulator="fp32")
+                for work in map(self.long_call, self._head_dims):
+                    pair = self.times.seconds.get((half, work)), self.times.seconds.get((full, work))
+                    if pair[0] is not None and pair[1] is not None:
+                        logs.append(math.log(pair[0] / pair[1]))
+        mean = sum(logs) / max(len(logs), 1)
+        if abs(mean) <= math.log(1.0 + self.margin):
             return None
-        return "fp16" if ratio < 1.0 else "fp32"
+        return "fp16" if mean < 0.0 else "fp32"
+
+    def fastest_of(self, mode: str, work: Work, *, rotate: bool) -> tuple[Candidate, float] | None:
+        """Of the candidates of `mode` that do not smooth V, the fastest in `work` and its seconds, as measured."""
+        timed = [
+            (candidate, seconds)
+            for (candidate, size), seconds in self.times.seconds.items()
+            if size == work and (candidate.mode, candidate.rotate, candidate.smooth_v) == (mode, rotate, False)
+        ]
+        return min(timed, key=lambda pair: pair[1], default=None)
 
     def four_bits_pay(self) -> bool | None:
         """Whether 4 bits save enough time to give up accuracy for; None when a mode was not timed."""
         ratio = self._mode_ratio("4b", "8b")
-        return None if ratio is None else ratio * FOUR_BITS_PAY <= 1.0
+        return None if ratio is None else ratio * 1.25 <= 1.0
 
     def modes_by_speed(self, modes: Sequence[str]) -> tuple[str, ...]:
         """`modes`, each with its faster accumulators, the fastest first; their own order decides within the noise."""
         order: list[str] = []
         for mode in modes:
             place = len(order)
-            while place and self._is_clearly_faster(mode, order[place - 1]):
+            while place and (self._mode_ratio(mode, order[place - 1]) or 1.0) * (1.0 + self.margin) < 1.0:
                 place -= 1
             order.insert(place, mode)
         return tuple(order)
 
-    def crossover(self, candidate: Candidate, head_dim: int, heads: int) -> int | None:
-        """The tokens of self-attention from which on `candidate` is no slower than any exact attention; None: never."""
-        exact = [one for one in self._candidates if one.mode == EXACT]
-        for power in itertools.count(7):
-            length = 1 << power
-            if length > _LONGEST:
-                return None
-            if self._is_fastest(candidate, exact, Work(heads, length, length, head_dim)):
-                break
-        slow, fast = length // 2 if power > 7 else 0, length
-        while fast - slow > 16:
-            middle = (slow + fast) // 2
-            if self._is_fastest(candidate, exact, Work(heads, middle, middle, head_dim)):
-                fast = middle
-            else:
-                slow = middle
-        return fast
-
-    def lines(self) -> list[str]:
-        """The table in words: speeds and errors of the longest call of each head_dim, the fastest, and the crossovers.
-
-        Smoothing V costs little, and has no place in it.
-        """
-        lines = []
-        for head_dim in self._head_dims:
-            work = self._long_call(head_dim)
-            shown = {one: value for (one, at), value in self.times.seconds.items() if at == work and not one.smooth_v}
-            speeds = [
-                f"{one.words} {work.teraflops(value):.0f}{self._error_in_words(one, head_dim)}"
-                for one, value in shown.items()
-            ]
-            known = any(self._errors(one, head_dim) for one in shown)
-            unit = "TFLOP/s (relative L2 error)" if known else "TFLOP/s"
-            text = f"head_dim {head_dim}, {work.q_length} tokens, {unit}: {', '.join(speeds)}"
-            text += f"; the fastest is {min(shown, key=shown.__getitem__).words}"
-            for rotate in ROTATIONS:
-                text += self._crossover_in_words(work, rotate)
-            lines.append(text)
-        return lines
-
-    def _error_in_words(self, candidate: Candidate, head_dim: int) -> str:
-        error = self.error(candidate, head_dim)
-        return "" if error is None else f" ({error:.3f})"
-
-    def _crossover_in_words(self, work: Work, rotate: bool) -> str:
-        """From how many tokens on 8b is faster than exact attention; empty where it was not timed so."""
-        eight = self._fastest_of("8b", work, rotate=rotate, smooth_v=False)
-        if eight is None:
-            return ""
-        length = self.crossover(eight, work.head_dim, work.heads)
-        name = "8b with rotation" if rotate else "8b"
-        if length is None:
-            return f"; exact attention is always faster than {name}"
-        return f"; {name} is faster than exact attention from {length} tokens"
-
-    def _is_clearly_faster(self, mode: str, other: str) -> bool:
-        ratio = self._mode_ratio(mode, other)
-        return ratio is not None and ratio < 1.0 and not self._is_noise(ratio)
-
-    def _is_noise(self, ratio: float) -> bool:
-        return 1.0 / (1.0 + self.margin) <= ratio <= 1.0 + self.margin
-
-    def _is_fastest(self, candidate: Candidate, others: list[Candidate], work: Work) -> bool:
-        return not any(self.is_faster(other, candidate, work) for other in others)
-
-    def _fastest_of(self, mode: str, work: Work, *, rotate: bool, smooth_v: bool) -> Candidate | None:
-        """The candidate of `mode` with these options that took the least time for `work`."""
-        found = {
-            one: value
-            for (one, at), value in self.times.seconds.items()
-            if at == work and (one.mode, one.rotate, one.smooth_v) == (mode, rotate, smooth_v)
-        }
-        return min(found, key=found.__getitem__, default=None)
-
     def _mode_ratio(self, mode: str, other: str) -> float | None:
-        """The time of a mode by that of another with the same options, over the long calls; None when not timed."""
         ratios = []
-        for work, rotate in itertools.product(map(self._long_call, self._head_dims), ROTATIONS):
-            mine, others = (self._fastest_of(one, work, rotate=rotate, smooth_v=False) for one in (mode, other))
-            if mine is not None and others is not None:
-                ratios.append(self.times.seconds[mine, work] / self.times.seconds[others, work])
-        return _mean(ratios)
+        for work, rotate in product(map(self.long_call, self._head_dims), ROTATIONS):
+            pair = self.fastest_of(mode, work, rotate=rotate), self.fastest_of(other, work, rotate=rotate)
+            if pair[0] is not None and pair[1] is not None:
+                ratios.append(math.log(pair[0][1] / pair[1][1]))
+        return math.exp(sum(ratios) / len(ratios)) if ratios else None
 
-    def _long_ratios(self, candidate: Candidate, other: Candidate) -> list[float]:
-        """The time of one by that of the other, for each of the long calls for which both were timed."""
-        found, works = self.times.seconds, map(self._long_call, self._head_dims)
-        return [
-            found[candidate, work] / found[other, work]
-            for work in works
-            if (candidate, work) in found and (other, work) in found
-        ]
+    def long_call(self, head_dim: int) -> Work:
+        """The timed call with the most pairs, of those the one with the fewest tokens: it says most about the products.
 
-    def _long_call(self, head_dim: int) -> Work:
-        """The call with the most pairs, of those the one with the fewest tokens: it says most about the products."""
+        That is self-attention of 4,096 tokens, in the usual order in memory and without a mask.
+        """
         works = [work for _, work in self.times.seconds if work.head_dim == head_dim]
         works = [work for work in works if work.kind == ORDINARY] or works
         return max(works, key=lambda work: (work.pairs, -work.queries - work.keys))
 
+    def crossover(self, candidate: Candidate, head_dim: int, heads: int) -> int | None:
+        """The tokens of self-attention from which on no exact attention is faster than `candidate`; None: never."""
+        exact = [other for other in self._candidates if other.mode == EXACT]
 
-def _mean(ratios: list[float]) -> float | None:
-    """The geometric mean, or None."""
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+        def is_fastest(length: int) -> bool:
+            work = Work(heads, length, length, head_dim)
+            return not any(self.is_faster(other, candidate, work) for other in exact)
+
+        place = bisect_left(_LENGTHS, True, key=is_fastest)
+        return _LENGTHS[place] if place < len(_LENGTHS) else None
+
+    def lines(self) -> list[str]:
+        """The table in words: speeds and errors of the longest call of each head_dim, the fastest, and the crossovers.
+
+        Candidates that smooth V are left out: that costs little.
+        """
+        lines = []
+        for head_dim in self._head_dims:
+            work = self.long_call(head_dim)
+            seconds_of = {
+                candidate: seconds
+                for (candidate, size), seconds in self.times.seconds.items()
+                if size == work and not candidate.smooth_v
+            }
+            speeds = ", ".join(self._speed_in_words(*timed, work) for timed in seconds_of.items())
+            has_errors = any(self._errors(candidate, head_dim) for candidate in seconds_of)
+            unit = "TFLOP/s (relative L2 error)" if has_errors else "TFLOP/s"
+            fastest = min(seconds_of, key=seconds_of.__getitem__)
+            crossovers = (self._crossover_in_words(work, rotate) for rotate in ROTATIONS)
+            lines.append(
+                f"head_dim {head_dim}, {work.q_length} tokens, {unit}: {speeds}; "
+                f"the fastest is {fastest.words}{''.join(crossovers)}"
+            )
+        return lines
+
+    def _speed_in_words(self, candidate: Candidate, seconds: float, work: Work) -> str:
+        error = self.error(candidate, work.head_dim)
+        return f"{candidate.words} {work.teraflops(seconds):.0f}" + ("" if error is None else f" ({error:.3f})")
+
+    def _crossover_in_words(self, work: Work, rotate: bool) -> str:
+        """From how many tokens on 8b is faster than exact attention; empty where it was not timed so."""
+        fastest = self.fastest_of("8b", work, rotate=rotate)
+        if fastest is None:
+            return ""
+        length = self.crossover(fastest[0], work.head_dim, work.heads)
+        name = "8b with rotation" if rotate else "8b"
+        if length is None:
+            return f"; exact attention is always faster than {name}"
+        return f"; {name} is faster than exact attention from {length} tokens"

@@ -1,4 +1,4 @@
-"""What this process knows of each GPU's times. Nothing is measured or read here: calls may ask at any moment."""
+"""The choices of each GPU in this process. Nothing is measured or read here: calls ask at any moment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from .cost_model import TunedChoices
 
 _choices: dict[int, TunedChoices] = {}
-generation = 0  # another one whenever something else is known, of whichever GPU
+generation = 0  # part of the key of each plan: rises whenever a plan may come out differently
 
 
 def choices_of(device: torch.device) -> TunedChoices | None:
@@ -18,7 +18,7 @@ def choices_of(device: torch.device) -> TunedChoices | None:
 
 
 def changed() -> None:
-    """Something else is known than before: what was decided is to be decided anew."""
+    """Have all plans made anew."""
     global generation
     generation += 1
 
@@ -30,6 +30,6 @@ def keep(index: int, choices: TunedChoices) -> None:
 
 
 def forget() -> None:
-    """Nothing is known any more."""
+    """Forget the choices of every GPU."""
     _choices.clear()
     changed()

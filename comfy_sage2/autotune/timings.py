@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from statistics import median
 from typing import Any
@@ -12,27 +12,24 @@ from ..options import EXACT, AttentionOptions
 
 # What ComfyUI's attention calls unless it was started with an option: torch chooses.
 PLAIN = "scaled_dot_product_attention"
-PEER = "peer"  # in the place of a mode: another package's attention, which quantizes in its own way
+PEER = "peer"  # the mode of another package's attention, which quantizes in its own way
 ORDINARY = (False, False)  # `Work.kind` of calls without a mask, the heads of a token together in memory
-ROTATIONS = (False, True)  # of a candidate's `rotate`, those that are timed
+ROTATIONS = (False, True)  # the values of `Candidate.rotate`
 FEWEST_ROUNDS = 3
 # Of a GPU that nobody else uses. One at its power limit varies by up to 0.05 from visit to visit.
 _MOST_NOISE = 0.1
 _MOST_DRIFT = 1.3
-# What a document from outside may hold; beyond it a fit has no use, and with larger numbers no end.
-_MOST_TIMES = 20000
-_MOST_HEAD_DIMS, _MOST_CANDIDATES = 8, 60  # ours have 2 and some 30
-_LARGEST_SIZE = 1 << 31
+_NORMAL = 1.4826  # standard deviation / median absolute deviation of normal data
+# Limits of what is read from a file: the cost model cannot be fitted to larger or smaller numbers.
 _SECONDS = (1e-9, 1e4)
 _LARGEST_ERROR = 1e6
-_NORMAL = 1.4826  # standard deviation / median absolute deviation of normal data
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A backend, or PLAIN, with the options of `AttentionOptions` that its time depends on; the mode may be PEER.
+    """A backend, or PLAIN, with the options that its time depends on; the mode is of `AttentionOptions`, or PEER.
 
-    rotate: "on", and "auto" too, which rotates at most all heads.
+    `rotate` stands for "on" and for "auto", which takes at most as long.
     """
 
     backend: str
@@ -43,14 +40,13 @@ class Candidate:
 
     @classmethod
     def of(cls, backend: str, options: AttentionOptions) -> Candidate:
-        """What a call by `backend` is timed as; the accumulators of `options` are decided."""
-        smooth_v = options.smooth_v and options.mode != "precise"  # where nothing is smoothed
+        """The candidate that stands for calls by `backend`. `options` leave neither mode nor accumulators open."""
+        smooth_v = options.smooth_v and options.mode != "precise"  # which does not quantize V
         rotate = options.mode != EXACT and options.rotate != "off"
         return cls(backend, options.mode, options.pv_accumulator, rotate, smooth_v)
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the result is less exact than that of 16-bit attention."""
         return self.mode != EXACT
 
     @property
@@ -163,71 +159,31 @@ class Times:
         }
 
     @classmethod
-    def read(cls, document: Mapping[str, Any]) -> Times | None:
-        """The times of a `document` from outside; None when it is not what `document` writes."""
-        noise, calls, rows = document.get("noise"), document.get("calls"), document.get("candidates")
-        if not _is_number(noise, 0.0, _MOST_NOISE) or not isinstance(calls, list) or not isinstance(rows, list):
-            return None
-        if len(calls) * len(rows) > _MOST_TIMES or len(rows) > _MOST_CANDIDATES:
-            return None
-        works = [_work(values) for values in calls]
-        if len({work.head_dim for work in works if work is not None}) > _MOST_HEAD_DIMS:
-            return None
+    def read(cls, document: Mapping[str, Any], candidates: Iterable[Candidate], works: Iterable[Work]) -> Times | None:
+        """The times in `document`; None unless all of it is what `document` writes about `candidates` and `works`."""
+        candidate_of = {astuple(candidate): candidate for candidate in candidates}
+        work_of = {astuple(work): work for work in works}
         seconds: dict[tuple[Candidate, Work], float] = {}
         errors: dict[tuple[Candidate, int], ErrorsOfKinds] = {}
-        for row in map(_row, rows):
-            if row is None or len(row[1]) != len(works) or None in works:
-                return None
-            one, times, found = row
-            seconds |= {(one, work): float(t) for work, t in zip(works, times, strict=True) if work and t is not None}
-            errors |= {(one, int(head_dim)): tuple(values) for head_dim, values in found.items()}
-        return cls(seconds, float(noise), errors) if seconds else None  # type: ignore[arg-type]
+        try:
+            timed = [work_of[tuple(values)] for values in document["calls"]]
+            for row in document["candidates"]:
+                candidate = candidate_of[tuple(row["candidate"])]
+                for work, value in zip(timed, row["seconds"], strict=True):
+                    if value is not None:
+                        seconds[candidate, work] = _number(value, *_SECONDS)
+                for head_dim, values in row["errors"].items():
+                    errors[candidate, int(head_dim)] = tuple(
+                        None if value is None else _number(value, 0.0, _LARGEST_ERROR) for value in values
+                    )
+            noise = _number(document["noise"], 0.0, _MOST_NOISE)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return None
+        return cls(seconds, noise, errors) if seconds else None
 
 
-def _work(values: object) -> Work | None:
-    """The call that a list from outside names."""
-    if not isinstance(values, list) or len(values) != 7:
-        return None
-    sizes, flags = values[:4], values[4:]
-    is_sized = all(isinstance(size, int) and _is_number(size, 1, _LARGEST_SIZE) for size in sizes)
-    return Work(*values) if is_sized and all(isinstance(flag, bool) for flag in flags) else None
-
-
-def _row(row: object) -> tuple[Candidate, list[Any], dict[str, Any]] | None:
-    """A candidate from outside, its seconds and errors; None when something in it is wrong."""
-    if not isinstance(row, dict) or row.keys() != {"candidate", "seconds", "errors"}:
-        return None
-    one, seconds, errors = _candidate(row["candidate"]), row["seconds"], row["errors"]
-    if one is None or not isinstance(errors, dict) or not _are_numbers(seconds, *_SECONDS):
-        return None
-    if not all(head_dim.isdecimal() and len(head_dim) < 5 for head_dim in errors):
-        return None
-    return (one, seconds, errors) if all(_are_numbers(e, 0.0, _LARGEST_ERROR) for e in errors.values()) else None
-
-
-def _are_numbers(values: object, least: float, most: float) -> bool:
-    """Whether `values` is a list of numbers within these limits, with None where there is none."""
-    return isinstance(values, list) and all(value is None or _is_number(value, least, most) for value in values)
-
-
-def _candidate(values: object) -> Candidate | None:
-    """The candidate that a list from outside names."""
-    if not isinstance(values, list) or len(values) != 5 or not isinstance(values[0], str):
-        return None
-    backend, mode, accumulator, rotate, smooth_v = values
-    if mode == PEER:
-        one = Candidate(backend, PEER)
-        return one if values == list(astuple(one)) else None
-    if not isinstance(rotate, bool):
-        return None
-    try:
-        rotation = "on" if rotate else "off"
-        options = AttentionOptions(mode, smooth_v=smooth_v, pv_accumulator=accumulator, rotate=rotation)
-    except (TypeError, ValueError):
-        return None
-    return None if accumulator == "auto" else Candidate.of(backend, options)
-
-
-def _is_number(value: object, least: float, most: float) -> bool:
-    """Whether `value` is one within these limits, which a NaN is not."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+def _number(value: Any, least: float, most: float) -> float:
+    """`value` as a float; ValueError when it is outside these limits, as a NaN is."""
+    if not least <= value <= most:
+        raise ValueError(f"a number from {least} to {most} was expected, got {value!r}")
+    return float(value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..autotune.measure import prepare
 from ..autotune.store import choices_of
 from ..options import ROTATIONS, check_choice
 from ..policy.calibrated import COMPUTE_ALL, SKIP, SPARSE, Policy
@@ -13,7 +12,7 @@ from ..policy.document import from_text
 from ..policy.rules import RuleSelector
 from ..policy.selector import FixedSelector, ModeSelector
 from ..policy.targets import check_target
-from ..tuning_candidates import BACKENDS
+from ..timing.measure import ensure_timed
 from .adapter.attention_call import OVERRIDE, Override
 from .adapter.declared_attention import declared_layers
 from .adapter.packs import inexact, own_is_torchs
@@ -52,7 +51,7 @@ def patch_model(model: Any, settings: Settings) -> Any:
     report can say why nothing ran. Raises ValueError when the settings' policy does not fit the model.
     """
     if settings.mode != "off":
-        prepare(model.load_device, BACKENDS)
+        ensure_timed(model.load_device)
     settings = _settled(model, settings)
     expected = probe(model.load_device, settings)
     selector = _selector(settings, expected.backend or "", model)
@@ -67,7 +66,7 @@ def calibrated_model(model: Any, cost_limit: float, progress: Progress, *, rotat
     rotate: of `AttentionOptions`, to measure with.
     """
     check_choice("rotate", rotate, ROTATIONS)
-    prepare(model.load_device, BACKENDS)
+    ensure_timed(model.load_device)
     previous = override_before_ours(model)
     return with_handler(model, _calibration(model, previous, cost_limit, progress, rotate), previous)
 
@@ -89,7 +88,7 @@ def auto_model(
     `quality` no target.
     """
     check_target(quality)
-    prepare(model.load_device, BACKENDS)
+    ensure_timed(model.load_device)
     settings = _settled(model, settings)
     expected = probe(model.load_device, settings)
     previous = override_before_ours(model)

@@ -12,9 +12,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
-from ..files import make_folders
 from .errors import KernelUnavailable
 
 _log = logging.getLogger(__name__)
@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 _PARTIAL = ".partial-"
 _CHANGED = ".changed-"
 _ABANDONED_AFTER_SECONDS = 3600.0
+_FOLDER_MODE = 0o755
 # For which other processes that unpack the same file are waited for, in all folders together: with the reading of the
 # wheel, a module that cannot be had has its reason within a second.
 _RENAMING_SECONDS = 0.6
@@ -171,6 +172,14 @@ def _remove_abandoned(folder: Path) -> None:
                 path.unlink()
 
 
+def _make_folders(folder: Path) -> None:
+    """Make a folder and those above it, writable by nobody but the user whatever the umask is."""
+    missing = list(takewhile(lambda path: not path.is_dir(), (folder, *folder.parents)))
+    for path in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(_FOLDER_MODE)
+
+
 def _write(path: Path, content: bytes) -> None:
     """Write the whole file or nothing: it gets its name only when it is complete."""
     _remove_abandoned(path.parent)
@@ -197,7 +206,7 @@ def _refuse_noexec(folder: Path) -> None:
 
 def _place_in(path: Path, content: bytes, patience: _Patience) -> PlacedModule:
     """The file with this content at this path, written unless it is there. OSError when that is not possible."""
-    make_folders(path.parent)
+    _make_folders(path.parent)
     _refuse_noexec(path.parent)
     placed = _existing(path, content, patience)
     if placed is None:

@@ -22,8 +22,6 @@ import torch
 
 from comfy_sage2 import machine
 from comfy_sage2.autotune.cost_model import TunedChoices
-from comfy_sage2.autotune.measure import measure_now
-from comfy_sage2.autotune.rounds import GpuClock, time_rounds
 from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate
 from comfy_sage2.backends import self_test
 from comfy_sage2.backends.peers import PEERS
@@ -33,7 +31,9 @@ from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.settings import WHERE_FASTER, Settings
 from comfy_sage2.command_line import Parser, output_folder
 from comfy_sage2.options import EXACT
-from comfy_sage2.tuning_candidates import BACKENDS
+from comfy_sage2.timing import candidates
+from comfy_sage2.timing.measure import measure_now
+from comfy_sage2.timing.rounds import GpuClock, time_rounds
 
 from ..arguments import cuda_device
 from ..result_page import kernel_versions, page_head, show, usable_kernels
@@ -129,7 +129,7 @@ def _chosen(dispatcher: Dispatcher, call: AttentionCall) -> Candidate:
 def find(dispatcher: Dispatcher, sizes: Sizes, choices: TunedChoices) -> CheckedChoice:
     """Time a call by every candidate, but those in 4b and those that smooth V, and see which one the node takes."""
     call = sizes.call()
-    runs = BACKENDS.calls(*call.tensors("BHND"), call.mask_4d())
+    runs = candidates.calls(*call.tensors("BHND"), call.mask_4d())
     runs = {one: run for one, run in runs.items() if one.mode != "4b" and not one.smooth_v}
     clock = GpuClock()
     rounds = time_rounds(runs, clock, random.Random(), clock.now() + _SECONDS)
@@ -164,7 +164,7 @@ def page(command: str, device: torch.device) -> str:
     lines += [f"- {peer.name}: {peer.availability() or f'version {peer.version}'}." for peer in PEERS]
     for which in ("The first measurement in this process", "A second one"):
         start = time.perf_counter()
-        choices = measure_now(device.index, BACKENDS)
+        choices = measure_now(device.index)
         seconds = time.perf_counter() - start
         lines.append(f"- {which} took {seconds:.2f} s, noise {choices.times.noise:.1%}.")
         lines += [f"  - {line}" for line in choices.lines()]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from comfy_sage2.autotune import cache_file, measure, store
+from comfy_sage2.autotune import cache_file, store
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import Candidate, Work
-from comfy_sage2.tuning_candidates import BACKENDS, BackendCandidates
+from comfy_sage2.timing import candidates, measure
 
 pytestmark = pytest.mark.gpu
 
@@ -27,9 +27,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     yield
 
 
-def measured(candidates: measure.Candidates = BACKENDS) -> TunedChoices:
+def measured() -> TunedChoices:
     try:
-        return measure.measure_now(torch.cuda.current_device(), candidates)
+        return measure.measure_now(torch.cuda.current_device())
     except RuntimeError as error:
         pytest.skip(str(error))
 
@@ -56,22 +56,22 @@ def test_another_process_reads_what_was_remembered(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(measure, "_tried", set())
     monkeypatch.setattr(measure, "_measured", lambda *arguments: pytest.fail("it was measured again"))
     device = torch.device("cuda", torch.cuda.current_device())
-    measure.prepare(device, BACKENDS)
+    measure.ensure_timed(device)
     read = store.choices_of(device)
     assert read is not None and read.times == found.times and read.lines() == found.lines()
 
 
-def test_a_slower_candidate_loses() -> None:
+def test_a_slower_candidate_loses(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = {one for one, _ in measured().times.seconds if one.backend.startswith("torch-")}
     assert len(exact) >= 2
     fastest = measured().fastest_first([one.backend for one in exact], LONG)[0]
 
-    class Slowed(BackendCandidates):
-        def calls(
-            self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
-        ) -> dict[Candidate, measure.Run]:
-            runs = super().calls(q, k, v, mask)
-            run = runs[Candidate(fastest)]
-            return {**runs, Candidate(fastest): lambda: [run() for _ in range(12)]}
+    calls = candidates.calls
 
-    assert measured(Slowed()).fastest_first([one.backend for one in exact], LONG)[0] != fastest
+    def slowed(*tensors: torch.Tensor | None) -> dict[Candidate, candidates.Run]:
+        runs = calls(*tensors)  # type: ignore[arg-type]
+        run = runs[Candidate(fastest)]
+        return {**runs, Candidate(fastest): lambda: [run() for _ in range(12)]}
+
+    monkeypatch.setattr(candidates, "calls", slowed)
+    assert measured().fastest_first([one.backend for one in exact], LONG)[0] != fastest

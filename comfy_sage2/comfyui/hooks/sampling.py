@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from ...autotune.measure import prepare
-from ...tuning_candidates import BACKENDS
+from ...timing.measure import ensure_timed
 from ..adapter.declared_attention import declared_layers
 from ..adapter.pass_options import changes_of, has_cross_attention
 from ..adapter.token_kinds import TokenKinds
@@ -110,7 +109,7 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
         **kwargs: Any,
     ) -> Any:
         options = {} if transformer_options is None else transformer_options
-        prepare(x.device, BACKENDS)  # of several GPUs the node knew one
+        ensure_timed(x.device)  # of several GPUs the node knew one
         if session.layers is None:  # patches of the model are applied when it is loaded, after the sampling begins
             session.declared = declared_layers(executor.class_obj)
         model_pass = session.begin_pass(float(t.flatten()[0]), x.device, options)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ...autotune.measure import prepare
 from ...autotune.store import choices_of
 from ...autotune.timings import PLAIN, Candidate, Work
 from ...operators import OPTIONS_SCHEMA, define, has_observer, refuse_tangents
 from ...options import AttentionOptions
 from ...signature import require_tensors
-from ...tuning_candidates import BACKENDS
+from ...timing.measure import ensure_timed
 from ..torch_attention import CallTensors, autocast, reason_for_torch
 from .exact import torchs_attention
 from .serving import UNUSUAL_SCALE, Result, count_torchs, exact, served
@@ -80,7 +79,7 @@ def _run(
     options = AttentionOptions(*values)  # type: ignore[arg-type]
     is_unusual = scale != options.scale
     if not is_unusual:
-        prepare(q.device, BACKENDS)  # once on a machine: outside of ComfyUI no node has measured it
+        ensure_timed(q.device)  # once on a machine: outside of ComfyUI no node has measured it
     out = q.new_zeros(q.shape)
     for part, rows, keys in _segments(q, k, starts_q, starts_k):
         qkv = CallTensors(_batch(q, rows, part), _batch(k, keys, part), _batch(v, keys, part), None)

@@ -17,6 +17,8 @@ import pytest
 
 from comfy_sage2.autotune.cost_model import CostModel, TunedChoices
 from comfy_sage2.autotune.timings import PEER, Candidate, Times, Work
+from comfy_sage2.timing.candidates import all_candidates
+from comfy_sage2.timing.measure import works_for
 
 from .made_up_gpus import CUDNN, EIGHT, EIGHT_HALF, FLASH, FOUR, FOUR_HALF, GPU, OWN, WORKS, made_up_gpu, seconds
 
@@ -212,9 +214,10 @@ def published() -> dict[Work, dict[Candidate, float]]:
 
 def of_an_h100() -> Times:
     """What the node measured on that GPU, in the same process."""
-    found = Times.read(json.loads((Path(__file__).parent / "h100_times.json").read_text(encoding="utf-8")))
-    assert found is not None
-    return found
+    document = json.loads((Path(__file__).parent / "h100_times.json").read_text(encoding="utf-8"))
+    times = Times.read(document, all_candidates(), works_for(16))
+    assert times is not None
+    return times
 
 
 @pytest.mark.parametrize("rotate", [False, True])

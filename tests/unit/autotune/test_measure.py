@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +16,13 @@ import torch
 
 from comfy_sage2 import accumulators, registry
 from comfy_sage2 import machine as machine_facts
-from comfy_sage2.autotune import cache_file, measure, store
-from comfy_sage2.autotune.rounds import GpuClock
-from comfy_sage2.autotune.timings import ORDINARY, Candidate, ErrorsOfKinds, Work
+from comfy_sage2.autotune import cache_file, store
+from comfy_sage2.autotune.timings import ORDINARY, PEER, Candidate
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import EXACT, AttentionOptions
 from comfy_sage2.request import AttentionRequest
-from comfy_sage2.tuning_candidates import BACKENDS
+from comfy_sage2.timing import candidates, measure
+from comfy_sage2.timing.rounds import GpuClock
 
 from .made_up_gpus import CUDNN, EIGHT_HALF, FLASH, WORKS, made_up_gpu
 
@@ -48,7 +47,7 @@ class Machine:
     free: int = 8 << 30
     measured: list[int] = field(default_factory=list)
 
-    def rounds_on(self, index: int, clock: object, candidates: object) -> dict[Any, list[float]]:
+    def rounds_on(self, index: int, clock: object) -> dict[Any, list[float]]:
         self.measured.append(index)
         if self.error is not None:
             raise self.error
@@ -62,7 +61,7 @@ class Machine:
     def ask(self, index: int = 0) -> str | None:
         """The measured accumulators of 8b, after the question for them."""
         device = torch.device("cuda", index)
-        measure.prepare(device, BACKENDS)
+        measure.ensure_timed(device)
         choices = store.choices_of(device)
         return None if choices is None else choices.accumulator("8b")
 
@@ -74,7 +73,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
     monkeypatch.setattr(machine_facts, "loaded_driver", lambda: found.driver)
     monkeypatch.setattr(loader, "fingerprint", lambda architecture: found.module)
     monkeypatch.setattr(measure, "rounds_on", found.rounds_on)
-    monkeypatch.setattr(measure, "errors_on", lambda index, candidates: {})
+    monkeypatch.setattr(measure, "errors_on", lambda index: {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: found.capturing)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: found.compiling)
@@ -83,7 +82,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
     monkeypatch.setattr(
         torch.cuda,
         "get_device_properties",
-        lambda index: SimpleNamespace(name=found.gpus[index], major=8, minor=9),
+        lambda index: SimpleNamespace(name=found.gpus[index], major=8, minor=9, multi_processor_count=128),
     )
     found.restart()
     yield found
@@ -101,7 +100,7 @@ def test_an_unforeseen_failure_is_not_met_at_each_run(machine: Machine, monkeypa
     def failing(key: object) -> None:
         raise OverflowError("on purpose")
 
-    monkeypatch.setattr(measure, "_kept", failing)
+    monkeypatch.setattr(measure, "remembered", failing)
     with pytest.raises(OverflowError, match="on purpose"):
         machine.ask()
     assert machine.ask() is None
@@ -135,7 +134,7 @@ def test_two_gpus_keep_their_own_choices(machine: Machine) -> None:
 
 
 def test_the_cpu_is_never_measured(machine: Machine) -> None:
-    measure.prepare(torch.device("cpu"), BACKENDS)
+    measure.ensure_timed(torch.device("cpu"))
     assert machine.measured == [] and store.choices_of(torch.device("cpu")) is None
 
 
@@ -157,7 +156,7 @@ def test_a_gpu_that_cannot_be_measured_keeps_the_defaults(machine: Machine, trou
     assert machine.ask() is None
     assert not list(machine.folder.iterdir())
     with pytest.raises(RuntimeError):
-        measure.measure_now(0, BACKENDS)
+        measure.measure_now(0)
     for name, value in usual.items():
         setattr(machine, name, value)
     assert machine.ask() is None  # this process asks once
@@ -168,7 +167,7 @@ def test_a_gpu_that_cannot_be_measured_keeps_the_defaults(machine: Machine, trou
 def test_measuring_by_hand_asks_whatever_is_remembered(machine: Machine) -> None:
     assert machine.ask() == "fp16"
     machine.slower = {EIGHT_HALF: 2.0}
-    assert measure.measure_now(0, BACKENDS).accumulator("8b") == "fp32"
+    assert measure.measure_now(0).accumulator("8b") == "fp32"
     machine.restart()
     assert machine.ask() == "fp32"
     assert machine.measured == [0, 0]
@@ -182,13 +181,24 @@ def test_a_driver_that_does_not_tell_its_version_is_measured_by_each_process(mac
     assert len(machine.measured) == 2 and not list(machine.folder.iterdir())
 
 
-@pytest.mark.parametrize("value", [{}, {"noise": 0.0, "calls": [], "candidates": []}, {"noise": "x", "calls": [[1]]}])
-def test_a_remembered_value_that_cannot_be_read_is_measured_again(machine: Machine, value: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda value: value.clear(),
+        lambda value: value.update(noise="x"),
+        lambda value: value["candidates"][0].update(candidate=["unknown-package", PEER, "fp32", False, False]),
+        lambda value: value["calls"][0].__setitem__(0, 17),
+    ],
+    ids=["empty", "wrong type", "unknown package", "a call that is not timed"],
+)
+def test_a_remembered_value_that_is_wrong_is_measured_again(
+    machine: Machine, change: Callable[[dict[str, Any]], object]
+) -> None:
     machine.ask()
     (path,) = machine.folder.rglob("*.json")
-    document = json.loads(path.read_text())
-    document["findings"][0]["value"] = value
-    path.write_text(json.dumps(document))
+    ((key, value),) = json.loads(path.read_text()).items()
+    change(value)
+    path.write_text(json.dumps({key: value}))
     machine.restart()
     assert machine.ask() == "fp16"
     machine.restart()
@@ -233,53 +243,16 @@ def on_gpu(**changes: Any) -> AttentionRequest:
     return replace(request, device_type="cuda", device_index=0, capability=(8, 9), **changes)
 
 
-@dataclass
-class Named:
-    """Candidates of these names, which do nothing."""
-
-    names: set[str]
-
-    def calls(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
-    ) -> dict[Candidate, measure.Run]:
-        return {Candidate(name): lambda: None for name in self.names}
-
-    def errors(self, device: torch.device, head_dim: int) -> dict[Candidate, ErrorsOfKinds]:
-        return {}
-
-    def builds(self, capability: tuple[int, int]) -> dict[str, str]:
-        return {"module": "none"}
-
-
 @pytest.mark.parametrize("with_flash", [True, False])
 def test_efficient_attention_is_timed_where_flash_is_not(monkeypatch: pytest.MonkeyPatch, with_flash: bool) -> None:
     names = {"torch-flash", "torch-efficient", "sm89"} - (set() if with_flash else {"torch-flash"})
     monkeypatch.setattr(measure, "time_rounds", lambda runs, *others: {key: [] for key in runs})
-    monkeypatch.setattr(measure, "_inputs", lambda device, heads: lambda work: (None,) * 4)
+    monkeypatch.setattr(measure.Inputs, "__init__", lambda self, device, heads: None)
+    monkeypatch.setattr(measure.Inputs, "of", lambda self, work: (None,) * 4)
+    monkeypatch.setattr(candidates, "calls", lambda *tensors: {Candidate(name): lambda: None for name in names})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(multi_processor_count=8))
-    timed = {candidate.backend for candidate, _ in measure.rounds_on(0, GpuClock(), Named(names))}
+    timed = {candidate.backend for candidate, _ in measure.rounds_on(0, GpuClock())}
     assert timed == ({"torch-flash", "sm89"} if with_flash else {"torch-efficient", "sm89"})
-
-
-OLDER = {"noise": 0.0, "seconds": [["sm89", "8b", "fp32", 16, 1024, 1024, 64, 1e-4]]}  # of format 5
-
-
-def test_times_of_an_earlier_version_are_not_used_and_the_log_says_so(
-    machine: Machine, caplog: pytest.LogCaptureFixture
-) -> None:
-    key = measure._key(0, BACKENDS)
-    assert key is not None
-    older = {name: key[name] for name in ("gpu", "capability", "driver", "torch", "module")}
-    cache_file.user_cache_file().put({**older, "test": "times, format 5"}, OLDER)
-    with caplog.at_level(logging.INFO, "comfy_sage2"):
-        assert machine.ask() == "fp16" and machine.measured == [0]
-        (line,) = [record.getMessage() for record in caplog.records]
-        assert (
-            "say nothing of rotation, masks and other packages; GPU NVIDIA GeForce RTX 4090 is measured again" in line
-        )
-        machine.restart()
-        assert machine.ask() == "fp16" and len(caplog.records) == 1  # the new ones are there
-    assert machine.measured == [0]
 
 
 def test_another_package_is_measured_anew(machine: Machine, installed: dict[str, str]) -> None:
@@ -299,7 +272,7 @@ def test_another_package_is_measured_anew(machine: Machine, installed: dict[str,
 
 
 def test_errors_are_kept_beside_the_times(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "errors_on", lambda index, candidates: {(EIGHT_HALF, 128): (0.04, None)})
+    monkeypatch.setattr(measure, "errors_on", lambda index: {(EIGHT_HALF, 128): (0.04, None)})
     machine.ask()
     machine.restart()
     machine.ask()
@@ -307,18 +280,20 @@ def test_errors_are_kept_beside_the_times(machine: Machine, monkeypatch: pytest.
     assert machine.measured == [0] and found is not None and found.error(EIGHT_HALF, 128) == 0.04
 
 
-@pytest.mark.parametrize("work", measure.works_for(4), ids=str)
-def test_inputs_are_those_of_the_call(work: Work) -> None:
-    q, k, v, mask = measure._inputs(torch.device("cpu"), 4)(work)
-    assert q.shape == (1, work.heads, work.q_length, work.head_dim)
-    assert k.shape == v.shape == (1, work.heads, work.kv_length, work.head_dim)
-    for tensor in (q, k, v):
-        assert tensor.is_contiguous() == work.heads_first and tensor.stride(3) == 1
-    if work.hides_keys:
-        assert mask is not None and mask.shape == (1, 1, 1, work.kv_length)
-        assert 0 < int(mask.logical_not().sum()) < work.kv_length
-    else:
-        assert mask is None
+def test_inputs_are_those_of_the_call() -> None:
+    inputs = measure.Inputs(torch.device("cpu"), heads=1)
+    for work in measure.works_for(1):
+        q, k, v, mask = inputs.of(work)
+        assert q.shape == (1, work.heads, work.q_length, work.head_dim)
+        assert k.shape == v.shape == (1, work.heads, work.kv_length, work.head_dim)
+        if work.heads > 1:
+            assert {tensor.is_contiguous() for tensor in (q, k, v)} == {work.heads_first}
+        assert {tensor.stride(3) for tensor in (q, k, v)} == {1}
+        if work.hides_keys:
+            assert mask is not None and mask.shape == (1, 1, 1, work.kv_length)
+            assert 0 < int(mask.logical_not().sum()) < work.kv_length
+        else:
+            assert mask is None
 
 
 def test_the_works_are_of_each_kind() -> None:
@@ -330,6 +305,6 @@ def test_the_works_are_of_each_kind() -> None:
 
 
 def test_importing_the_library_measures_nothing() -> None:
-    code = "import comfy_sage2, comfy_sage2.autotune.measure as p, torch; assert not p._tried; "
+    code = "import comfy_sage2, comfy_sage2.timing.measure as p, torch; assert not p._tried; "
     code += "q = torch.randn(1, 2, 8, 16); comfy_sage2.attention(q, q, q); assert not p._tried"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

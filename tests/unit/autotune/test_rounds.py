@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.autotune.rounds import _HEAD_STARTS, MOST_ROUNDS, GpuClock, time_rounds
 from comfy_sage2.autotune.timings import FEWEST_ROUNDS
+from comfy_sage2.timing.rounds import _HEAD_STARTS, MOST_ROUNDS, GpuClock, time_rounds
 
 
 @dataclass
-class FakeClock:
+class FakeClock(GpuClock):
     """Calls take what they return; time passes only in them."""
 
     passed: float = 0.0

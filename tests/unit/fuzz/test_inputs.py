@@ -21,7 +21,7 @@ from mutations import VALUES, data, document, text
 
 from comfy_sage2.autotune.cache_file import CacheFile
 from comfy_sage2.autotune.cost_model import TunedChoices
-from comfy_sage2.autotune.timings import Times
+from comfy_sage2.autotune.timings import Candidate, Times, Work
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.kernels import contents, manifest
 from comfy_sage2.kernels.errors import KernelUnavailable
@@ -206,6 +206,8 @@ def times_of_gpus(folder: Path) -> Attempt:
     )
     rows = [{"candidate": kind, "seconds": [1e-3] * 3, "errors": {"128": [0.01, None]}} for kind in kinds]
     file = CacheFile(folder / "findings.json")
+    timed = [Candidate(*kind) for kind in kinds]  # type: ignore[arg-type]
+    works = [Work(*call) for call in calls]  # type: ignore[arg-type]
 
     def attempt(source: random.Random) -> bool:
         given = {"noise": 0.01, **json.loads(json.dumps({"calls": calls, "candidates": rows}))}
@@ -219,7 +221,7 @@ def times_of_gpus(folder: Path) -> Attempt:
             file.put({"gpu": "one"}, given)
             put(folder / "findings.json", data(source, (folder / "findings.json").read_bytes()))
             given = dict(file.get({"gpu": "one"}) or {})
-        times = Times.read(given)
+        times = Times.read(given, timed, works)
         if times is None:
             return False
         chosen = TunedChoices(times)

@@ -11,7 +11,6 @@ import torch
 from comfy_sage2.autotune.timings import PLAIN, Candidate, Work
 from comfy_sage2.integrations.sageattention import functions as typed
 from comfy_sage2.integrations.sageattention import serving, varlen
-from comfy_sage2.tuning_candidates import BACKENDS
 
 pytestmark = pytest.mark.usefixtures("reference", "fresh_seed")
 
@@ -150,11 +149,11 @@ def test_derivatives_in_forward_mode_are_refused(scale: float | None) -> None:
 
 def test_the_gpu_is_measured_before_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs without our node have nobody else who does: what pays is known by that alone."""
-    measured: list[tuple[torch.device, object]] = []
-    monkeypatch.setattr(varlen, "prepare", lambda *arguments: measured.append(arguments))
+    measured: list[torch.device] = []
+    monkeypatch.setattr(varlen, "ensure_timed", measured.append)
     q, starts = packed(6, 9)
     functions.sageattn_varlen(q, q, q, starts, starts, 9, 9)
-    assert measured == [(q.device, BACKENDS)]
+    assert measured == [q.device]
 
 
 def test_short_sequences_are_torchs_where_the_gpu_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2 import registry, tuning_candidates
+from comfy_sage2 import registry
 from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate
 from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors
 from comfy_sage2.options import EXACT, MODES
@@ -17,7 +17,7 @@ from comfy_sage2.reference.exact import exact_attention
 from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import OptionalTensors
-from comfy_sage2.tuning_candidates import BACKENDS
+from comfy_sage2.timing import candidates
 
 Compute = Callable[[torch.Tensor, AttentionRequest], torch.Tensor]
 
@@ -64,7 +64,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     found = StandIn("sm89", MODES, by_mode)
     exact = StandIn("torch-cudnn", (EXACT,), by_mode)
     monkeypatch.setattr(registry, "BACKENDS", (found, exact, registry.get("reference")))
-    monkeypatch.setattr(tuning_candidates, "_TOKENS", 192)
+    monkeypatch.setattr(candidates, "_TOKENS", 192)
     return found
 
 
@@ -73,7 +73,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     found = StandIn("kitchen", MODES, lambda out, request: out * 1.03)
     found.is_peer = True
     monkeypatch.setattr(registry, "PEERS", (found,))
-    monkeypatch.setattr(tuning_candidates, "PEERS", (found,))
+    monkeypatch.setattr(candidates, "PEERS", (found,))
     return found
 
 
@@ -84,7 +84,7 @@ def test_what_is_timed_is_what_nodes_call(kernel: StandIn, package: StandIn, hea
     tensors = [torch.randn(shape).bfloat16() for _ in "qkv"]
     q, k, v = tensors if heads_first else [tensor.transpose(1, 2) for tensor in tensors]
     mask = torch.arange(48).view(1, 1, 1, -1) < 40 if masked else None
-    runs = BACKENDS.calls(q, k, v, mask)
+    runs = candidates.calls(q, k, v, mask)
     quantized = {
         Candidate("sm89", mode, sums, rotate, smooth_v)
         for mode in MODES
@@ -93,6 +93,7 @@ def test_what_is_timed_is_what_nodes_call(kernel: StandIn, package: StandIn, hea
         for smooth_v in (False, True)
         if not (mode == "precise" and smooth_v)
     }
+    assert runs.keys() <= set(candidates.all_candidates())
     assert runs.keys() == quantized | {Candidate(PLAIN), Candidate("torch-cudnn"), Candidate("kitchen", PEER)}
     for request in (*kernel.asked, *package.asked):
         work = request.work
@@ -108,7 +109,7 @@ def test_what_is_timed_is_what_nodes_call(kernel: StandIn, package: StandIn, hea
 
 
 def test_errors_are_those_of_each_candidate(kernel: StandIn, package: StandIn) -> None:
-    found = BACKENDS.errors(torch.device("cpu"), 32)
+    found = candidates.errors(torch.device("cpu"), 32)
     assert not any(one.mode == EXACT for one in found) and Candidate("sm89", "precise") in found
     for one, errors in found.items():
         expected = {"8b": 0.1, "4b": 0.2, "precise": 0.0, PEER: 0.03}[one.mode] * (0.5 if one.rotate else 1.0)
@@ -117,7 +118,7 @@ def test_errors_are_those_of_each_candidate(kernel: StandIn, package: StandIn) -
 
 def test_errors_of_calls_that_a_package_does_not_take_are_left_out(kernel: StandIn, package: StandIn) -> None:
     package.longest = 129
-    *refused, few = BACKENDS.errors(torch.device("cpu"), 32)[Candidate("kitchen", PEER)]
+    *refused, few = candidates.errors(torch.device("cpu"), 32)[Candidate("kitchen", PEER)]
     assert refused == [None] * 3 and few == pytest.approx(0.03, abs=0.003)
 
 
@@ -128,7 +129,7 @@ def test_keys_that_are_not_there_show_in_the_errors(kernel: StandIn, package: St
         return out * request.kv_length / (math.ceil(request.kv_length / 64) * 64)
 
     package.change = with_padding
-    *others, few = BACKENDS.errors(torch.device("cpu"), 32)[Candidate("kitchen", PEER)]
+    *others, few = candidates.errors(torch.device("cpu"), 32)[Candidate("kitchen", PEER)]
     assert all(e is not None and e < 0.01 for e in others) and few is not None and few > 0.2
 
 
@@ -140,7 +141,7 @@ def test_a_package_without_results_has_no_errors(kernel: StandIn, package: Stand
         return torch.mul(out, trouble)
 
     package.change = change
-    found = BACKENDS.errors(torch.device("cpu"), 32)
+    found = candidates.errors(torch.device("cpu"), 32)
     assert Candidate("kitchen", PEER) not in found and Candidate("sm89", "8b") in found
 
 
@@ -150,4 +151,4 @@ def test_lacking_memory_is_told(kernel: StandIn, package: StandIn) -> None:
 
     package.change = change
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        BACKENDS.errors(torch.device("cpu"), 32)
+        candidates.errors(torch.device("cpu"), 32)

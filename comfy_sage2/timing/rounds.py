@@ -1,15 +1,18 @@
-"""Timing calls in rounds, in each of which every call has its turn, in an order drawn anew."""
+"""Timing calls in rounds, in each of which every call has its turn, in an order drawn anew.
+
+So whatever slows the GPU down for a while meets all calls alike, and the median of a call's rounds does not see it.
+"""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable, Hashable, Mapping
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
-from .timings import FEWEST_ROUNDS
+from ..autotune.timings import FEWEST_ROUNDS
 
 MOST_ROUNDS = 7
 _LEAST = 0.1  # seconds of rounds, also where loading kernels took all the time: three rounds alone say little
@@ -21,26 +24,20 @@ _HEAD_STARTS = (180_000, 360_000, 720_000, 1_440_000)
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Clock(Protocol):
-    """Measures what was enqueued on a device."""
-
-    def visit(self, run: Callable[[], object], calls: int) -> float:
-        """The seconds of one of `calls` calls in a row."""
-
-    def now(self) -> float:
-        """Seconds from some moment on, of the time that the user waits."""
-
-
 class GpuClock:
-    """CUDA events on the current stream. The GPU waits until all calls are enqueued: their way through Python is not
-    timed.
+    """Times calls by CUDA events on the current stream.
+
+    The GPU waits until all calls are enqueued: their way through Python is not timed.
     """
 
     def __init__(self) -> None:
         self._needed: dict[Callable[[], object], int] = {}  # the head start that sufficed last, by its number
 
     def visit(self, run: Callable[[], object], calls: int) -> float:
-        """See `Clock.visit`. Where the GPU did not wait long enough the calls are made again, and it waits longer."""
+        """The GPU's seconds for one of `calls` calls in a row.
+
+        Where the GPU did not wait long enough the calls are made again, and it waits longer.
+        """
         for number in range(self._needed.get(run, 0), len(_HEAD_STARTS)):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(_HEAD_STARTS[number] * calls)
@@ -56,12 +53,12 @@ class GpuClock:
         return float(start.elapsed_time(end)) / 1e3 / calls
 
     def now(self) -> float:
-        """See `Clock.now`."""
+        """Seconds from some moment on, of the time that the user waits."""
         return time.perf_counter()
 
 
 def time_rounds(
-    runs: Mapping[Key, Callable[[], object]], clock: Clock, rng: random.Random, deadline: float
+    runs: Mapping[Key, Callable[[], object]], clock: GpuClock, rng: random.Random, deadline: float
 ) -> dict[Key, list[float]]:
     """The seconds of each call in each round: 3 to 7 rounds, as many as end before `deadline`, a time of `clock`.
 
@@ -78,7 +75,7 @@ def time_rounds(
         except RuntimeError:  # no kernel for this call
             continue
         calls[key] = min(max(round(_VISIT / max(once, 1e-9)), 1), _MOST_CALLS)
-    found: dict[Key, list[float]] = {key: [] for key in calls}
+    seconds: dict[Key, list[float]] = {key: [] for key in calls}
     order = list(calls)
     begin = clock.now()
     deadline = max(deadline, begin + _LEAST)
@@ -86,13 +83,13 @@ def time_rounds(
         rng.shuffle(order)
         for key in list(order):
             try:
-                found[key].append(clock.visit(runs[key], calls[key]))
+                seconds[key].append(clock.visit(runs[key], calls[key]))
             except torch.cuda.OutOfMemoryError:
                 raise
             except RuntimeError:  # another package's attention may fail at any call
                 order.remove(key)
-                del found[key]
+                del seconds[key]
         now = clock.now()
         if finished >= FEWEST_ROUNDS and now + (now - begin) / finished > deadline:
             break
-    return found
+    return seconds

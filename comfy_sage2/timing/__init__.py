@@ -1,0 +1,1 @@
+"""Timing every attention that a GPU has, once."""

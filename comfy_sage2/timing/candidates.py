@@ -1,0 +1,174 @@
+"""The attentions that are timed: the accelerated backends, ComfyUI's attention, and those of other packages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from inspect import signature
+from itertools import product
+from math import isfinite, nan
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from .. import registry
+from ..autotune.timings import PEER, PLAIN, ROTATIONS, Candidate, ErrorsOfKinds
+from ..backends.base import Result
+from ..backends.kernels import KERNELS
+from ..backends.peers import PEERS
+from ..kernels import loader
+from ..kernels.errors import KernelUnavailable
+from ..options import EXACT, MODES, AttentionOptions
+from ..plan import CallPlan, plan
+from ..reference.exact import exact_attention
+from ..signature import CallSignature
+from ..tensors import NO_TENSORS, OptionalTensors
+
+Run = Callable[[], object]
+
+_LAYOUT = "BNHD"  # in which most models want the output
+_OPTIONS = (
+    *(
+        AttentionOptions(mode, smooth_v, layout=_LAYOUT, pv_accumulator=sums, rotate="on" if rotate else "off")
+        for mode, sums, rotate, smooth_v in product(MODES, ("fp32", "fp16"), ROTATIONS, (False, True))
+        if not (mode == "precise" and smooth_v)  # there is nothing to smooth
+    ),
+    AttentionOptions(EXACT, layout=_LAYOUT),
+)
+_FOR_PEERS = AttentionOptions(layout=_LAYOUT, rotate="off")  # they serve calls in any mode
+_COMFYUI_ORDER = [
+    SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
+]  # fmt: skip
+# torch from 2.6 on; before, ComfyUI takes torch's own order.
+_BY_PRIORITY = {"set_priority": True} if "set_priority" in signature(sdpa_kernel).parameters else {}
+_HEADS, _TOKENS = 4, 2048  # of the calls whose errors are measured
+
+
+def all_candidates() -> list[Candidate]:
+    """Every candidate that this installation may time, on whichever GPU."""
+    return [Candidate(PLAIN), *(candidate for candidate, _, _ in _backends())]
+
+
+def calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> dict[Candidate, Run]:
+    """Each candidate that can run attention on q, k and v, (B, H, N, D), ready to be timed.
+
+    mask: bool (1, 1, 1, Nkv), or None.
+    """
+    runs: dict[Candidate, Run] = {Candidate(PLAIN): partial(_plain, q, k, v, mask)}
+    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    optional = OptionalTensors(mask)
+    for candidate, planned in _plans(q, k, v, optional):
+        runs[candidate] = partial(planned.run, q, k, v, optional)
+    return runs
+
+
+def errors(device: torch.device, head_dim: int) -> dict[Candidate, ErrorsOfKinds]:
+    """The relative L2 errors of each candidate that quantizes, as `timings.Errors` has them.
+
+    A candidate that raises, or gives NaN, has none.
+    """
+    errors_of: dict[Candidate, list[float | None]] = {}
+    for number, make in enumerate(_INPUTS):
+        q, k, v = make(torch.Generator(device).manual_seed(23), head_dim)
+        exact, _ = exact_attention(q, k, v, dtype=torch.float32)
+        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        for candidate, planned in _plans(q, k, v, NO_TENSORS):
+            if candidate.is_quantized:
+                of_kinds = errors_of.setdefault(candidate, [None] * len(_INPUTS))
+                of_kinds[number] = _relative_l2(partial(planned.run, q, k, v), exact)
+    return {
+        candidate: tuple(of_kinds)
+        for candidate, of_kinds in errors_of.items()
+        if all(error is None or isfinite(error) for error in of_kinds)
+    }
+
+
+def builds(capability: tuple[int, int]) -> dict[str, str]:
+    """Names the candidates' builds for GPUs of this compute capability: another build, another name."""
+    return {
+        "module": ", ".join(_build(backend.name) for backend in KERNELS if capability in backend.capabilities),
+        "peers": ", ".join(f"{peer.name} {peer.version}" for peer in PEERS if peer.version is not None),
+    }
+
+
+def _backends() -> Iterator[tuple[Candidate, AttentionOptions, str]]:
+    """Each candidate but ComfyUI's attention, with its options and the name of its backend."""
+    for options in _OPTIONS:
+        for backend in registry.backends(options.mode):
+            if backend.accelerated:
+                yield Candidate.of(backend.name, options), options, backend.name
+    for peer in PEERS:
+        yield Candidate(peer.name, PEER), _FOR_PEERS, peer.name
+
+
+def _plans(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors
+) -> Iterator[tuple[Candidate, CallPlan]]:
+    """Each candidate but ComfyUI's attention that can run the call, with its plan for q, k and v, (B, N, H, D)."""
+    for candidate, options, name in _backends():
+        planned = plan(CallSignature.of(q, k, v, options, optional, backend=name))
+        if isinstance(planned, CallPlan):
+            yield candidate, planned
+
+
+def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """As ComfyUI calls it, in its order of preference."""
+    with sdpa_kernel(_COMFYUI_ORDER, **_BY_PRIORITY):
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return out.transpose(1, 2).flatten(2)
+
+
+def _build(architecture: str) -> str:
+    try:
+        return loader.fingerprint(architecture)
+    except KernelUnavailable:
+        return "none"
+
+
+_Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _gaussian(generator: torch.Generator, head_dim: int, keys: int | None = None) -> _Tensors:
+    """q, k and v (1, H, N, D), as `errors` draws them; `keys` are as many as queries unless it says otherwise."""
+    sizes = [(1, _HEADS, tokens, head_dim) for tokens in (_TOKENS, keys or _TOKENS, keys or _TOKENS)]
+    q, k, v = (torch.randn(size, generator=generator, device=generator.device, dtype=torch.bfloat16) for size in sizes)
+    return q, k, v
+
+
+def _loud_channels(generator: torch.Generator, head_dim: int) -> _Tensors:
+    """A few channels of Q and K lie far from zero, and all of V, as in the paper's models (section 3.1)."""
+    q, k, v = _gaussian(generator, head_dim)
+    q[..., :6] += 10
+    k[..., 2:8:2] += 20
+    k[..., 3:8:2] -= 20
+    return q, k, v + 8.5
+
+
+def _loud_tokens(generator: torch.Generator, head_dim: int) -> _Tensors:
+    """A few tokens of K and V are large, as attention sinks are."""
+    q, k, v = _gaussian(generator, head_dim)
+    k[:, :, ::512] *= 4
+    v[:, :, ::512] *= 20
+    return q, k, v
+
+
+def _few_keys(generator: torch.Generator, head_dim: int) -> _Tensors:
+    """One key more than fills whole blocks: SageAttention 1 counts those that are not there, with a score of 0."""
+    return _gaussian(generator, head_dim, keys=129)
+
+
+_INPUTS: tuple[Callable[[torch.Generator, int], _Tensors], ...] = (
+    _gaussian, _loud_channels, _loud_tokens, _few_keys,
+)  # fmt: skip
+
+
+def _relative_l2(run: Callable[[], Result], exact: torch.Tensor) -> float:
+    """NaN for a call that raises."""
+    try:
+        out, _ = run()
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return nan
+    return float((out.transpose(1, 2).to(exact.dtype) - exact).norm() / exact.norm())

@@ -1,0 +1,201 @@
+"""The times of a GPU: remembered from an earlier process, or measured now.
+
+A measurement takes about half a second. Each candidate (`candidates`) attends to random q, k and v in some thirty calls
+of two head_dims, in rounds (`rounds`), and its errors beside exact attention are taken. `autotune.cache_file` remembers
+the result for this GPU, driver, torch, builds of the kernels and versions of other packages.
+
+Nothing else may run on the GPU meanwhile: the nodes ask before a pass of the model, never within one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import random
+import threading
+
+import torch
+
+from .. import machine
+from ..autotune import store
+from ..autotune.cache_file import user_cache_file
+from ..autotune.cost_model import TunedChoices
+from ..autotune.timings import ORDINARY, Candidate, Errors, Rounds, Times, Work
+from . import candidates
+from .candidates import Run
+from .rounds import GpuClock, time_rounds
+
+log = logging.getLogger("comfy_sage2")
+
+FORMAT_VERSION = 1  # rises when other calls are timed, or in another way
+
+# Time budget for the rounds. The first calls, which load kernels and build cuDNN's plans, may exceed it (0.9 s on an
+# H200, nearly all of it in cuDNN); the fewest rounds then end later.
+_SECONDS = 0.4
+_FREE_BYTES = 1 << 30  # with less the model needs it
+_HEAD_DIMS = (64, 128)
+# Heads, in those of `heads_for`, and tokens of q and of k: calls that a GPU's start-up dominates, short ones on a whole
+# GPU and where quantization begins to pay, one of the products, one of the quantization, and one of few keys, such as
+# those of a prompt. The q of the long ones, like that of a video, is larger than a GPU's cache, from which it would be
+# read in no time.
+_Calls = tuple[tuple[int, int, int], ...]
+_CALLS: _Calls = (
+    (2, 1024, 1024), (8, 1024, 1024), (2, 2048, 2048), (2, 4096, 4096), (1, 32768, 512), (2, 4096, 77),
+)  # fmt: skip
+# With the heads first in memory and with masks it counts more what exact attentions do before and after.
+_HEADS_FIRST: _Calls = ((2, 1024, 1024), (2, 4096, 4096), (1, 32768, 512))
+_MASKED: _Calls = ((2, 512, 512), (2, 1024, 1024), (2, 4096, 4096), (1, 32768, 512), (2, 4096, 256))
+_KINDS: tuple[tuple[dict[str, bool], _Calls], ...] = (
+    ({}, _CALLS), ({"heads_first": True}, _HEADS_FIRST), ({"hides_keys": True}, _MASKED),
+)  # fmt: skip
+_HIDDEN = 77  # keys at the end, where a mask hides some: a multiple of no block
+# Heads by multiprocessors, at least so many: small GPUs are done as soon as large ones.
+_HEADS = ((96, 16), (48, 8), (0, 4))
+# On an H200 flash attention took half of the other's time or less in every call that was tried; loading both costs the
+# user's time.
+_FLASH, _EFFICIENT = Candidate("torch-flash"), Candidate("torch-efficient")
+
+_lock = threading.RLock()
+_tried: set[int] = set()
+
+
+def ensure_timed(device: torch.device) -> None:
+    """Find out the times of `device`, once in this process; on failure the shipped defaults stay."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index in _tried or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        return
+    with _lock:
+        if index in _tried:
+            return
+        try:
+            choices = remembered(index)
+            if choices is None:
+                times = _measured(index)
+                choices = None if times is None else TunedChoices(times)
+            if choices is not None:
+                store.keep(index, choices)
+        finally:
+            _tried.add(index)  # last: until then other threads wait, and leave the GPU alone
+
+
+def remembered(index: int) -> TunedChoices | None:
+    """The choices for GPU `index` from an earlier measurement, or None."""
+    key = _key(index)
+    document = None if key is None else user_cache_file().get(key)
+    if document is None:
+        return None
+    times = Times.read(document, candidates.all_candidates(), works_for(_heads_of(index)))
+    return None if times is None else TunedChoices(times)
+
+
+def measure_now(index: int) -> TunedChoices:
+    """Measure GPU `index` whatever is remembered of it.
+
+    RuntimeError when that is not possible now, and why.
+    """
+    with _lock:
+        _tried.add(index)
+        if torch.cuda.mem_get_info(index)[0] < _FREE_BYTES:
+            raise RuntimeError("[SA-114] less than 1 GiB of the GPU's memory is free: nothing was measured")
+        times = _measured(index)
+        if times is None:
+            raise RuntimeError("[SA-114] the times varied too much: another process may be using the GPU")
+        choices = TunedChoices(times)
+        store.keep(index, choices)
+        return choices
+
+
+def _measured(index: int) -> Times | None:
+    """The times of GPU `index`, which are remembered; None without the memory, or when they cannot be trusted."""
+    if torch.cuda.mem_get_info(index)[0] < _FREE_BYTES:
+        return None
+    try:
+        with torch.cuda.device(index), torch.no_grad():
+            times = Times.of(rounds_on(index, GpuClock()), errors_on(index))
+    except RuntimeError as error:  # out of memory is one too
+        log.debug("SageAttention2: GPU %d was not measured: %s", index, error)
+        return None
+    key = _key(index)
+    if times is not None and key is not None:
+        user_cache_file().put(key, times.document())
+    return times
+
+
+def rounds_on(index: int, clock: GpuClock) -> Rounds:
+    """Seconds of every candidate on GPU `index`, which must be the current device."""
+    deadline = clock.now() + _SECONDS
+    heads = _heads_of(index)
+    inputs = Inputs(torch.device("cuda", index), heads)
+    runs: dict[tuple[Candidate, Work], Run] = {}
+    for work in works_for(heads):
+        calls = candidates.calls(*inputs.of(work))
+        if work.kind != ORDINARY:  # V's means cost what they cost, and little
+            calls = {candidate: run for candidate, run in calls.items() if not candidate.smooth_v}
+        if _FLASH in calls:
+            calls.pop(_EFFICIENT, None)
+        runs |= {(candidate, work): run for candidate, run in calls.items()}
+    return time_rounds(runs, clock, random.Random(), deadline)
+
+
+def errors_on(index: int) -> Errors:
+    """Errors of the candidates that quantize, on GPU `index`, which must be the current device."""
+    device = torch.device("cuda", index)
+    return {
+        (candidate, head_dim): errors
+        for head_dim in _HEAD_DIMS
+        for candidate, errors in candidates.errors(device, head_dim).items()
+    }
+
+
+def works_for(heads: int) -> list[Work]:
+    """The calls that are timed on a GPU for which `heads` heads are the fewest of a call."""
+    return [
+        Work(share * heads, queries, keys, head_dim, **kind)
+        for head_dim, (kind, calls) in itertools.product(_HEAD_DIMS, _KINDS)
+        for share, queries, keys in calls
+    ]
+
+
+def _heads_of(index: int) -> int:
+    multiprocessors = torch.cuda.get_device_properties(index).multi_processor_count
+    return next(heads for least, heads in _HEADS if multiprocessors >= least)
+
+
+class Inputs:
+    """Random q, k and v and masks of the calls of `works_for`. All calls read the same memory."""
+
+    def __init__(self, device: torch.device, heads: int) -> None:
+        generator = torch.Generator(device).manual_seed(17)
+
+        def random_values(rows: int) -> torch.Tensor:
+            size = rows * heads * max(_HEAD_DIMS)
+            return torch.randn(size, dtype=torch.bfloat16, device=device, generator=generator)
+
+        queries = max(share * queries for share, queries, _ in _CALLS)
+        keys = max(share * keys for share, _, keys in _CALLS)
+        self._q, self._k, self._v = map(random_values, (queries, keys, keys))
+
+    def of(self, work: Work) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The q, k and v (1, heads, tokens, head_dim) of a call, in its order in memory, and its mask."""
+
+        def view(values: torch.Tensor, tokens: int) -> torch.Tensor:
+            shape = (work.heads, tokens) if work.heads_first else (tokens, work.heads)
+            part = values[: math.prod(shape) * work.head_dim].view(1, *shape, work.head_dim)
+            return part if work.heads_first else part.transpose(1, 2)
+
+        mask = None
+        if work.hides_keys:
+            mask = torch.arange(work.kv_length, device=self._q.device).view(1, 1, 1, -1) < work.kv_length - _HIDDEN
+        return view(self._q, work.q_length), view(self._k, work.kv_length), view(self._v, work.kv_length), mask
+
+
+def _key(index: int) -> dict[str, str] | None:
+    """What times hold for; None when the driver does not tell its version: then nothing is remembered."""
+    gpu = machine.gpu_key(index)
+    if gpu is None:
+        return None
+    builds = candidates.builds(torch.cuda.get_device_capability(index))
+    return {"test": f"times, format {FORMAT_VERSION}", **gpu, "torch": torch.__version__, **builds}

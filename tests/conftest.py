@@ -1,4 +1,4 @@
-"""Shared by all tests: one seed, few threads, and skips that say what is missing."""
+"""Shared by all tests: one seed and few threads."""
 
 from __future__ import annotations
 
@@ -15,15 +15,6 @@ def pytest_configure() -> None:
     # MKL's vector functions set themselves up in the first call of a process. Where two threads make it at once, one of
     # them may compute its half with less accuracy. One thread makes it here.
     torch.exp(torch.zeros(1))
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
-    no_device = pytest.mark.skip(reason="no CUDA device on this machine")
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(no_device)
 
 
 @pytest.fixture(autouse=True)

@@ -43,6 +43,7 @@ help:
 	@echo "make format         let ruff and clang-format format the code"
 	@echo "make hooks          let git run the checks of .pre-commit-config.yaml before each commit"
 	@echo "make doctor         say which attention backends can run on this machine, and why others cannot"
+	@echo "make host-times     CPU time of a call with a driver that does nothing: compare before and after a change"
 	@echo "make demo-baselines the demo with the attentions that the paper compares with"
 	@echo "make comfyui-tests  the node in every ComfyUI that is here, and the frontend in a browser"
 	@echo "make gpu-tests      the kernels on this machine's GPU"
@@ -162,6 +163,9 @@ platform-tests: environment
 
 doctor: environment
 	@$(RUN) -m comfy_sage2 doctor
+
+host-times: environment
+	@OMP_NUM_THREADS=1 $(RUN) -m lab.measurements.host_times
 
 # Needs podman and the image that docs/dev/releasing.md tells how to make.
 wheels: .venv-wheels/complete

@@ -140,7 +140,8 @@ gpu-tests: environment
 torch-tests: $(TORCH_VERSIONS:%=torch-tests-%)
 
 torch-tests-%: .venv-torch-%/complete
-	.venv-torch-$*/bin/python -m pytest -q $(TWO_PROCESSES) -m "torch_api and not exhaustive" tests/unit
+	.venv-torch-$*/bin/python -m pytest -q $(TWO_PROCESSES) -m "torch_api and not exhaustive" \
+		tests/unit/core tests/unit/comfyui_adapter tests/unit/integrations
 
 demo:
 	@echo "One short video with a small model in full precision, precise, 8b and 4b, in a ComfyUI."

@@ -20,6 +20,8 @@ from comfy_sage2.policy.signature import Signature
 
 from .calls import Container, added, ones, qkv, serve_by, session_with
 
+pytestmark = pytest.mark.torch_api
+
 
 @pytest.fixture
 def comfyui_module(monkeypatch: pytest.MonkeyPatch) -> Any:

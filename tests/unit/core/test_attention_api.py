@@ -12,6 +12,8 @@ from attention_oracle import assert_near, cosine, oracle, relative_l1
 import comfy_sage2
 from comfy_sage2.options import AttentionOptions
 
+pytestmark = pytest.mark.torch_api
+
 
 def inputs(
     batch: int = 1,

@@ -13,6 +13,8 @@ from comfy_sage2 import BlockMask
 from comfy_sage2.operators import _attention_op, _writing_attention_op
 from comfy_sage2.options import AttentionOptions
 
+pytestmark = pytest.mark.torch_api
+
 
 def test_a_compiled_call() -> None:
     torch._dynamo.reset()

@@ -12,6 +12,8 @@ import comfy_sage2
 from comfy_sage2.operators import _attention_op, _writing_attention_op
 from comfy_sage2.options import AttentionOptions
 
+pytestmark = pytest.mark.torch_api
+
 BACKENDS = ["eager", "aot_eager"] + (["inductor"] if shutil.which("g++") else [])
 
 

@@ -19,6 +19,8 @@ from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import OptionalTensors
 
+pytestmark = pytest.mark.torch_api
+
 OPTIONS = AttentionOptions(EXACT)
 NAMES = ("torch-cudnn", "torch-flash", "torch-efficient")
 

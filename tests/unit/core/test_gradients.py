@@ -11,6 +11,8 @@ from torch.autograd import forward_ad
 import comfy_sage2
 from comfy_sage2.operators import needs_derivative
 
+pytestmark = pytest.mark.torch_api
+
 NO_GRADIENT = "comfy_sage2.attention has no gradient: call it under torch.no_grad"
 NO_TANGENT = "quantized attention has no derivative in forward mode"
 NAMES = ("q", "k", "v", "attn_mask")

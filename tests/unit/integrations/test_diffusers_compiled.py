@@ -15,7 +15,7 @@ from torch.nn.attention.bias import causal_upper_left
 from comfy_sage2.integrations.diffusers import HEADS_DIFFER, NOT_CALLED, patch
 from comfy_sage2.integrations.torch_attention import HAS_DROPOUT, IS_SPECIAL, NEEDS_DERIVATIVE
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+pytestmark = [pytest.mark.torch_api, pytest.mark.usefixtures("fresh_compiler")]
 
 torchs = F.scaled_dot_product_attention
 

@@ -16,7 +16,7 @@ from comfy_sage2.options import AttentionOptions
 from comfy_sage2.plan import CallPlan, Refusal, plan
 from comfy_sage2.signature import CallSignature
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.torch_api, pytest.mark.slow]
 
 LAYERS = 2
 

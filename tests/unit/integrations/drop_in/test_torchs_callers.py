@@ -17,7 +17,11 @@ from comfy_sage2 import attention
 from comfy_sage2.integrations.sageattention import functions as typed
 from comfy_sage2.integrations.sageattention import serving
 
-pytestmark = [pytest.mark.usefixtures("reference", "fresh_seed"), pytest.mark.filterwarnings("ignore:.*vmap")]
+pytestmark = [
+    pytest.mark.torch_api,
+    pytest.mark.usefixtures("reference", "fresh_seed"),
+    pytest.mark.filterwarnings("ignore:.*vmap"),
+]
 
 functions: Any = typed  # the result is a tensor, or two
 REPOSITORY = Path(__file__).resolve().parents[4]

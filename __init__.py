@@ -12,6 +12,7 @@ from comfy_api.latest import ComfyExtension, io
 ROOT = Path(__file__).resolve().parent
 WEB_DIRECTORY: str | None = "./web"
 NODES: list[type[io.ComfyNode]] = []
+log = logging.getLogger("comfy_sage2")
 
 
 def other_copy() -> Path | None:
@@ -22,7 +23,8 @@ def other_copy() -> Path | None:
     for name, module in list(sys.modules.items()):
         if name == "comfy_sage2" or name.endswith(".comfy_sage2"):
             folder = next(iter(getattr(module, "__path__", ())), None)
-            if folder is not None and Path(folder).resolve() != ROOT / "comfy_sage2":
+            # A host that imports packs as packages knows this folder itself as "custom_nodes.comfy_sage2".
+            if folder is not None and Path(folder).resolve() not in (ROOT, ROOT / "comfy_sage2"):
                 return Path(folder).resolve()
     return None
 
@@ -50,39 +52,32 @@ def import_library() -> None:
         raise
 
 
-def nodes_of_this_copy() -> list[type[io.ComfyNode]]:
-    """The nodes, once the library can be imported."""
-    from comfy_sage2.comfyui.nodes.auto_policy import SageAttention2AutoPolicy
-    from comfy_sage2.comfyui.nodes.policy import (
-        SageAttention2Calibrate,
-        SageAttention2LoadPolicy,
-        SageAttention2MakePolicy,
-    )
+def nodes_of_the_laboratory() -> list[type[io.ComfyNode]]:
+    """A clone has the laboratory, an installation from the registry does not."""
+    if not (ROOT / "lab").is_dir():
+        return []
+    from .lab.nodes import SageAttention2DemoBaseline, SageAttention2DemoCaption
 
-    from .nodes import SageAttention2, SageAttention2Report
-
-    nodes: list[type[io.ComfyNode]] = [
-        SageAttention2,
-        SageAttention2Report,
-        SageAttention2AutoPolicy,
-        SageAttention2Calibrate,
-        SageAttention2MakePolicy,
-        SageAttention2LoadPolicy,
-    ]
-    if (ROOT / "lab").is_dir():  # a clone has the laboratory, an installation from the registry does not
-        from .lab.nodes import SageAttention2DemoBaseline, SageAttention2DemoCaption
-
-        nodes += [SageAttention2DemoCaption, SageAttention2DemoBaseline]
-    return nodes
+    return [SageAttention2DemoCaption, SageAttention2DemoBaseline]
 
 
 OTHER = other_copy()
+IMPORTED = False
 if OTHER is None:
     import_library()
-    NODES = nodes_of_this_copy()
+    try:
+        from .nodes import NODES as NODES_AT_WORK
+
+        NODES = [*NODES_AT_WORK, *nodes_of_the_laboratory()]
+        IMPORTED = True
+    except Exception as error:  # whatever an unusual torch or a broken copy raises must not take the nodes away
+        log.exception("SageAttention2: the library could not be imported; models pass through unchanged")
+        from comfy_sage2.comfyui.nodes.unavailable import nodes_of
+
+        NODES = nodes_of(error)
 else:
     WEB_DIRECTORY = None  # the frontend refuses to load one script from two places
-    logging.getLogger("comfy_sage2").error(
+    log.error(
         "SageAttention2: [SA-111] another copy of this pack is in use already: %s. This copy adds no nodes: "
         "remove its folder, %s, or remove the other copy and restart ComfyUI.",
         OTHER,
@@ -95,14 +90,14 @@ class SageAttention2Extension(ComfyExtension):
 
     async def on_load(self) -> None:
         """Called by ComfyUI before it asks for the nodes."""
-        if OTHER is None:
+        if IMPORTED:
             from comfy.model_management import get_torch_device
 
-            from comfy_sage2.comfyui.nodes.support import library
+            from comfy_sage2.comfyui.node_status import add_route
+            from comfy_sage2.comfyui.ready import ready_line
 
-            if library is not None:
-                library.add_route()
-                logging.getLogger("comfy_sage2").info("SageAttention2: %s", library.ready_line(get_torch_device()))
+            add_route()
+            log.info("SageAttention2: %s", ready_line(get_torch_device()))
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

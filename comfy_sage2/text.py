@@ -8,8 +8,6 @@ import reprlib
 # C0 and C1 controls, line and paragraph separators, marks that reorder text, and lone surrogates, which no UTF-8
 # stream can write.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-# A plain name: no separator, no drive, no leading dot, nothing that a shell or a file system reads as something else.
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
 _MOST_OF_AN_ERROR = 800  # characters; CUDA's longest texts have some 600
 _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxother = 80  # characters
@@ -36,26 +34,3 @@ def error_text(error: BaseException) -> str:
 def capitalized(text: str) -> str:
     """`text` with a capital at its beginning; the rest stays as it is."""
     return text[:1].upper() + text[1:]
-
-
-def check_line(name: str, value: object, longest: int) -> str:
-    """`value` when it is one printable line of at most `longest` characters; ValueError, naming `name`, when not."""
-    if not isinstance(value, str):
-        raise ValueError(f"{name} must be a text, got {quoted(value)}")
-    if len(value) > longest:
-        raise ValueError(f"{name} must have at most {longest} characters, got {len(value)}")
-    found = _UNPRINTABLE.search(value)
-    if found is not None:
-        raise ValueError(f"{name} must be printable text without control characters or surrogates, got {quoted(value)}")
-    return value
-
-
-def check_file_name(name: object, suffix: str) -> str:
-    """The plain file name `name` without `suffix`; ValueError for a path or for characters that are not plain."""
-    plain = name.strip().removesuffix(suffix) if isinstance(name, str) else ""
-    if not _FILE_NAME.fullmatch(plain) or ".." in plain or plain.endswith((".", " ")):
-        raise ValueError(
-            "[SA-405] file must be a plain name of letters, digits, blanks, dots, hyphens and underscores, at most 100 "
-            f"long, without a folder, got {quoted(name)}"
-        )
-    return plain

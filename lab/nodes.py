@@ -8,12 +8,14 @@ from typing import Any
 import folder_paths
 from comfy_api.latest import io
 
-from comfy_sage2.comfyui.nodes.support import PASSED_THROUGH, checked, library, schema
+from comfy_sage2.comfyui.inputs import read_inputs
+from comfy_sage2.comfyui.nodes.schemas import schema
+
+from .baselines import BASELINES
+from .comfyui_baseline import baseline_model
+from .demo.captions import CaptionEncoder
 
 LABORATORY = "SageAttention2/laboratory"
-
-# Written out, because they have to be there when the library cannot be imported.
-BASELINES = ["SageAttention1", "SmoothAttn-4b", "HadmdAttn-4b", "FlashAttn3-fp8"]
 
 # The demo model: a folder for each kind of file, named as ComfyUI names them.
 DEMO_MODEL = Path(__file__).resolve().parent / "models" / "demo"
@@ -50,12 +52,12 @@ class SageAttention2DemoCaption(io.ComfyNode):
         )
 
     @classmethod
-    @checked
-    def execute(cls, codes: str, caption: str) -> io.NodeOutput:
-        from .demo.captions import CaptionEncoder
-
-        encoder = CaptionEncoder.load(folder_paths.get_full_path_or_raise("text_encoders", codes))
-        return io.NodeOutput([[encoder.encode(caption), {}]])
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
+        values, notes = read_inputs(cls, inputs)
+        encoder = CaptionEncoder.load(folder_paths.get_full_path_or_raise("text_encoders", values["codes"]))
+        return io.NodeOutput(
+            [[encoder.encode(values["caption"]), {}]], ui={"text": ["\n".join(notes)]} if notes else None
+        )
 
 
 class SageAttention2DemoBaseline(io.ComfyNode):
@@ -74,7 +76,7 @@ class SageAttention2DemoBaseline(io.ComfyNode):
                 io.Model.Input("model", tooltip="The model whose attention is replaced."),
                 io.Combo.Input(
                     "method",
-                    options=BASELINES,
+                    options=list(BASELINES),
                     tooltip="SageAttention1: INT8 scores, FP16 values.\n"
                     "SmoothAttn-4b, HadmdAttn-4b: INT4 scores after SmoothQuant's factors or a rotation.\n"
                     "FlashAttn3-fp8: all in FP8, one scale for each tensor.",
@@ -84,10 +86,8 @@ class SageAttention2DemoBaseline(io.ComfyNode):
         )
 
     @classmethod
-    @checked
-    def execute(cls, model: Any, method: str) -> io.NodeOutput:
-        if library is None:
-            return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
-        from .comfyui_baseline import baseline_model
-
-        return io.NodeOutput(baseline_model(model, method), ui={"text": [f"{method}, by reference numerics"]})
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
+        values, notes = read_inputs(cls, inputs)
+        method = values["method"]
+        text = "\n".join((f"{method}, by reference numerics", *notes))
+        return io.NodeOutput(baseline_model(values["model"], method), ui={"text": [text]})

@@ -24,13 +24,13 @@ from comfy_sage2.comfyui.report.picture import draw
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.settings import VALUES, WHERE_FASTER, Settings
+from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.timing.measure import ensure_timed
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PICTURES = (Path("docs", "images", "report.png"), Path("web", "docs", "images", "SageAttention2Report.png"))
 STEPS = 20
-SETTINGS = Settings(measure_quality=True, guard=VALUES, when=WHERE_FASTER, rotate="auto")
+SETTINGS = Settings(mode="8b")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def sampled(sizes: Sizes, device: torch.device, settings: Settings, steps: int) 
     """The node's session after a sampling of so many steps."""
     torch.manual_seed(0)
     ensure_timed(device)
-    session = Session(Dispatcher(settings, probe(device, settings), None))
+    session = Session(Dispatcher(settings, probe(device, settings)))
     override = make_override(session)
     dtype, width = torch.bfloat16, sizes.heads * sizes.head_dim
     blocks = [Block(sizes).to(device, dtype) for _ in range(sizes.layers)]
@@ -103,7 +103,7 @@ def sampled(sizes: Sizes, device: torch.device, settings: Settings, steps: int) 
     x = torch.randn(1, sizes.tokens, width, device=device, dtype=dtype)
     with torch.inference_mode():
         model(x)  # outside of the sampling: the first calls of anything take longer
-        session.begin_sampling(sigmas)
+        session.begin_sampling(sigmas, measures_quality=True)
         for sigma in sigmas[:-1]:
             model_pass = session.begin_pass(sigma, device, {})
             session.run_pass(model_pass, lambda: model(x))

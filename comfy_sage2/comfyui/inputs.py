@@ -1,18 +1,48 @@
-"""What another node gives to an input: ComfyUI compares the declared types of a link, not the value that comes."""
+"""What comes to a node's inputs: ComfyUI compares the declared types of a link, not the value that comes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..policy.calibrated import Policy
 from ..text import quoted
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from comfy_api.latest import io
 
 _OF_A_MODEL = ("clone", "get_wrappers", "load_device", "model_options")  # of ComfyUI's ModelPatcher
+
+
+def read_inputs(node: type[io.ComfyNode], given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The checked values of the inputs of `node`, and a note that names the inputs it does not have.
+
+    given: what ComfyUI passes to `execute`. Of inputs that the node does not have it passes on links and drops values,
+    so the prompt is asked too, where the node has it as a hidden input.
+
+    Raises:
+        ValueError: another node gave a value that the input cannot take.
+    """
+    kinds = {node_input.id: str(node_input.io_type) for node_input in node.define_schema().inputs}
+    values = {name: checked_input(kinds[name], name, value) for name, value in given.items() if name in kinds}
+    unknown = [quoted(name) for name in dict.fromkeys((*given, *_names_in_prompt(node.hidden))) if name not in kinds]
+    if not unknown:
+        return values, ()
+    if len(unknown) == 1:
+        return values, (f"this node has no input {unknown[0]}; it was ignored",)
+    return values, (f"this node has no inputs {', '.join(unknown)}; they were ignored",)
+
+
+def _names_in_prompt(hidden: Any) -> Iterable[str]:
+    """The inputs that the prompt gives to the node of these hidden inputs."""
+    if hidden.dynprompt is None or hidden.unique_id is None:
+        return ()
+    names: Iterable[str] = hidden.dynprompt.get_node(hidden.unique_id)["inputs"]
+    return names
 
 
 def _is_model(value: object) -> bool:
@@ -34,33 +64,30 @@ def _is_number(value: object) -> bool:
 # or passed on.
 _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "MODEL": ("a model from a loader or from a node behind it", _is_model),
-    "SAGEATTENTION2_POLICY": (
-        "a policy of SageAttention2 Make Policy or Load Policy, or nothing",
-        lambda value: value is None or isinstance(value, Policy),
+    "SAGE2_OPTIONS": (
+        "the output of SageAttention2 Options, or nothing",
+        lambda value: value is None or isinstance(value, Settings),
     ),
     "STRING": ("a text", lambda value: isinstance(value, str)),
     "BOOLEAN": ("true or false", _is_switch),
     "FLOAT": ("a finite number", _is_number),
-    "INT": ("a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
 }
 
 # What takes the place of NumPy's and other numbers of a type.
-_PLAIN: dict[str, type] = {"BOOLEAN": bool, "FLOAT": float}
+_CONVERTED: dict[str, type] = {"BOOLEAN": bool, "FLOAT": float}
 
 
 def checked_input(kind: str, name: str, value: Any) -> Any:
-    """`value` of the input `name`, whose type ComfyUI calls `kind`; for a text None is the empty one.
+    """`value` of the input `name`, whose type ComfyUI calls `kind`.
 
-    A switch comes as a bool, and a number of type FLOAT as a float: options take no others.
+    A switch comes as a bool, and a number of type FLOAT as a float: settings take no others.
 
     Raises ValueError when a node cannot take it.
     """
-    if value is None and kind == "STRING":
-        return ""
-    wanted, will_do = _KINDS.get(kind, ("", lambda found: True))
+    wanted, will_do = _KINDS.get(kind, ("", lambda given: True))
     if will_do(value):
-        as_options_have_it = _PLAIN.get(kind)
-        return value if as_options_have_it is None else as_options_have_it(value)
+        convert = _CONVERTED.get(kind)
+        return value if convert is None else convert(value)
     raise ValueError(
         f"[SA-401] the input {name} must be {wanted}, got {quoted(value)}: choose another value, or link another output"
     )

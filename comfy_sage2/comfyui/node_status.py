@@ -15,7 +15,7 @@ MOST = 500  # nodes; those that have said nothing for the longest time are forgo
 _LONGEST = 100  # characters of a number that comes with a prompt
 
 
-Publish = Callable[[str, str], None]  # takes a text, and a policy to keep in the workflow as JSON, or ""
+Publish = Callable[[str], None]
 
 
 def workflow_of(extra: object) -> str | None:
@@ -40,13 +40,13 @@ class NodeStatus:
         """
         number = workflow_of(extra)
         if number is None or not isinstance(node, str) or len(node) > _LONGEST:
-            return lambda text, policy: None
+            return lambda text: None
 
-        def publish(text: str, policy: str) -> None:
+        def publish(text: str) -> None:
             entry = {"workflow": number, "node": node, "type": kind, "text": text}
             with self._lock:
                 self._texts.pop((number, node), None)
-                self._texts[number, node] = {**entry, "policy": policy} if policy else entry
+                self._texts[number, node] = entry
                 while len(self._texts) > MOST:
                     self._texts.popitem(last=False)
 

@@ -1,37 +1,41 @@
-"""What the user chose on the *SageAttention2* node."""
+"""What the user chose on *SageAttention2* and *SageAttention2 Options*: the choices, and the only defaults.
+
+Without torch: the nodes' inputs are made from this module, also where torch cannot be imported.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from ..call_site import share_of_steps
-from ..options import EXACT, ROTATIONS, AttentionOptions, check_choice, rotation_of
+from ..options import EXACT, ROTATIONS, AttentionOptions, check_choice
 from ..options import MODES as QUANTIZED
-from ..policy.calibrated import COMPUTE_ALL, SKIP, SPARSE, Policy
-from ..sparsity.levels import LEVELS, SKIP_LEVELS, Level
 from ..text import quoted
 
-MODES = (*QUANTIZED, "auto", EXACT, "off")
+if TYPE_CHECKING:
+    from ..sparsity.levels import Level
+
+AUTO = "auto"
+MODES = (AUTO, *QUANTIZED, EXACT, "off")
+SPARSE_OFF, _, _, _ = SPARSE = ("off", "light", "medium", "strong")
 TARGETS = ("self and cross", "self only")
-AUTO, REFERENCE, AUTO_OR_REFERENCE = BACKENDS = ("auto", "reference", "auto or reference")
-UNGUARDED, VALUES, FIDELITY = GUARDS = ("off", "values", "values and fidelity")
 WHERE_FASTER, ALWAYS, FASTEST = WHEN = ("where it is faster", "always", "whatever is fastest")
+_, REFERENCE, AUTO_OR_REFERENCE = BACKENDS = (AUTO, "reference", "auto or reference")
+
+CHOICES: Mapping[str, Collection[str]] = {
+    "mode": MODES,
+    "sparse": SPARSE,
+    "apply_to": TARGETS,
+    "when": WHEN,
+    "rotate": ROTATIONS,
+    "backend": BACKENDS,
+}
 
 # Inputs as the node shows them, and as prompts name them.
-_FROM, _UNTIL = "'active from' (start_percent)", "'active until' (end_percent)"
+_FROM, _UNTIL = "'start percent' (start_percent)", "'end percent' (end_percent)"
 _DENSE_AT_FIRST = "'dense at first' (dense_percent)"
-
-_CHOICES = {
-    "mode": MODES,
-    "apply_to": TARGETS,
-    "backend": BACKENDS,
-    "when": WHEN,
-    "guard": GUARDS,
-    "sparse": SPARSE,
-    "skip": SKIP,
-    "rotate": ROTATIONS,
-}
 
 
 def reason_against_steps(start_percent: float, end_percent: float) -> str | None:
@@ -77,74 +81,59 @@ class Settings:
     """Options of one *SageAttention2* node.
 
     Attributes:
-        mode: of `AttentionOptions`; "auto" mixes "8b" and "4b" by the shipped rules; "off" leaves the model as it is.
+        mode: of `AttentionOptions`; "auto" leaves it to the node; "off" leaves the model as it is.
         smooth_v: subtract V's channel means before it is quantized, which "precise" and "exact" do not.
+        sparse: how much may be lost by key blocks that are skipped.
         start_percent, end_percent: the share of one sampler's steps, 0 to 1, in which the node is active.
         apply_to: "self and cross", or "self only" to leave out calls whose queries and keys differ in number.
-        backend: "auto" takes an accelerated backend or none; "reference" the slow one in plain PyTorch; "auto or
-            reference" the latter only where no accelerated backend can run.
-        measure_quality: compare a sample of every call with full precision.
-        guard: check the outputs, and compute layers that fail more exactly: "values" for NaN and infinity; "values and
-            fidelity" also compares a sample of each pass with exact attention; "off" checks nothing.
-        policy: decides the options of each call in place of `mode` and `smooth_v`; "off" stays off.
-        rotate: of `AttentionOptions`, in every mode and whatever a policy decides; True and False of older prompts are
-            "on" and "off".
         when: "always", or "where it is faster": then calls for which an exact attention was measured to be the fastest
             are served by it, also those that the other settings leave in full precision, and the others by another
             package's attention that is faster than the mode and no less exact. "whatever is fastest": also by one that
             is less exact.
+        rotate: of `AttentionOptions`.
+        guard: look for NaN and infinity in the outputs, and compute layers that have them more exactly.
+        dense_percent: the share of one sampler's steps, 0 to 1, that are dense before `sparse` skips anything.
         respect_model_attention: calls for which the model's file asks for an attention are left to that.
-        sparse: how much may be lost by key blocks that are left out: of `sparsity.levels.LEVELS`; "off" for what `skip`
-            says, or else the policy.
-        dense_percent: the share of one sampler's steps, 0 to 1, that are dense before `sparse` leaves anything out.
-        skip: of `sparsity.levels.SKIP_LEVELS`, as earlier versions had it; counts where `sparse` is "off".
+        backend: "auto" takes an accelerated backend or none; "reference" the slow one in plain PyTorch; "auto or
+            reference" the latter only where no accelerated backend can run.
         notes: what was decided in place of the user's choice, and why, for the node, the report and the log.
     """
 
-    mode: str = "8b"
+    mode: str = AUTO
     smooth_v: bool = False
+    sparse: str = SPARSE_OFF
     start_percent: float = 0.0
     end_percent: float = 1.0
     apply_to: str = "self and cross"
-    backend: str = "auto"
-    measure_quality: bool = False
-    guard: str = UNGUARDED
-    policy: Policy | None = None
-    rotate: str = "off"
-    when: str = ALWAYS
-    respect_model_attention: bool = False
-    sparse: str = COMPUTE_ALL
+    when: str = WHERE_FASTER
+    rotate: str = "auto"
+    guard: bool = True
     dense_percent: float = 0.2
-    skip: str = COMPUTE_ALL
+    respect_model_attention: bool = False
+    backend: str = AUTO
     notes: tuple[str, ...] = ()
 
-    @classmethod
-    def of_workflow(cls, **values: Any) -> Settings:
-        """Settings of these values; for an unknown mode, backend or rotation the default, and a note that names it.
+    def with_inputs(self, values: Mapping[str, Any], notes: Iterable[str] = ()) -> Settings:
+        """These settings with `values` of a node's inputs in their place, and more `notes`.
 
-        A workflow may have been saved by another version of the pack. In those of earlier ones `guard` is true or
-        false, and `guard_level` says what it checks. Raises ValueError for other values.
+        A workflow may have been saved by another version of the pack: for a choice that this one does not have it takes
+        the default, and a note names it. Raises ValueError for shares of the steps that cannot be.
         """
-        level = values.pop("guard_level", VALUES)
-        guard = values.get("guard")
-        if isinstance(guard, int) and guard in (0, 1):
-            values["guard"] = level if guard else UNGUARDED
-        notes = []
-        defaults = {field.name: field.default for field in fields(cls)}
-        values["rotate"] = rotation_of(values.get("rotate", defaults["rotate"]))
-        for name in ("mode", "backend", "rotate"):
-            allowed, value = _CHOICES[name], values.get(name, defaults[name])
-            if not isinstance(value, str) or value not in allowed:  # an array answers `in` by an error
-                values[name] = defaults[name]
-                notes.append(
-                    f"[SA-401] {name} {quoted(value)} of this workflow is unknown, so {defaults[name]} is used. Choose "
-                    f"one of {', '.join(allowed)}"
-                )
-        return cls(**values, notes=tuple(notes))
+        defaults = {field.name: field.default for field in fields(self)}
+        taken, further = dict(values), list(notes)
+        for name, value in values.items():
+            allowed = CHOICES.get(name)
+            if allowed is None or (isinstance(value, str) and value in allowed):  # an array answers `in` by an error
+                continue
+            taken[name] = defaults[name]
+            further.append(
+                f"[SA-401] {name} {quoted(value)} of this workflow is unknown, so {defaults[name]} is used. Choose one "
+                f"of {', '.join(allowed)}"
+            )
+        return replace(self, **taken, notes=(*self.notes, *further))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rotate", rotation_of(self.rotate))
-        for name, allowed in _CHOICES.items():
+        for name, allowed in CHOICES.items():
             check_choice(name, getattr(self, name), allowed)
         reason = reason_against_steps(self.start_percent, self.end_percent) or _reason_against_share(
             _DENSE_AT_FIRST, self.dense_percent
@@ -152,34 +141,20 @@ class Settings:
         if reason is not None:
             raise ValueError(reason)
 
-    @property
-    def options(self) -> AttentionOptions:
-        """The options by which to ask whether a backend works here; auto and policies can do with 8 bits alone."""
-        if self.policy is None and self.mode == EXACT:
+    def options(self, mode: str) -> AttentionOptions:
+        """The options of calls in `mode`, which is one of `AttentionOptions`."""
+        if mode == EXACT:
             return AttentionOptions(EXACT)
-        if self.policy is not None or self.mode not in QUANTIZED:
-            return AttentionOptions(rotate=self.rotate)
-        return AttentionOptions(mode=self.mode, smooth_v=self.smooth_v, rotate=self.rotate)
-
-    @property
-    def sparsity(self) -> SparsityChoice | None:
-        """What may be left out, by the node's own inputs before the policy; None is nothing."""
-        chosen = [(self.sparse, self.skip)]
-        if self.policy is not None:
-            chosen.append((self.policy.sparse, self.policy.skip))
-        for sparse, skip in chosen:
-            if sparse != COMPUTE_ALL:
-                return SparsityChoice(f"sparse {sparse}", LEVELS[sparse], self.dense_percent)
-            if skip != COMPUTE_ALL:
-                return SparsityChoice(f"skip {skip}", SKIP_LEVELS[skip], 0.0)
-        return None
+        # V is not quantized in "precise": there is nothing to smooth.
+        smooth_v = self.smooth_v and mode != "precise"
+        return AttentionOptions(mode, smooth_v=smooth_v, rotate=self.rotate, pv_accumulator="auto")
 
     def reason_for_step(self, step: int, steps: int) -> str | None:
         """Why the node is not active in `step` (from 0) of `steps`, or None when it is."""
         share = share_of_steps(step, steps)
         if share < self.start_percent or (share >= self.end_percent and self.end_percent < 1.0):
             return (
-                f"[SA-302] the step is outside 'active from' {self.start_percent:g} to 'active until' "
+                f"[SA-302] the step is outside 'start percent' {self.start_percent:g} to 'end percent' "
                 f"{self.end_percent:g}"
             )
         return None
@@ -188,21 +163,22 @@ class Settings:
         """The options in one line."""
         if self.mode == "off":
             return "mode off"
-        parts = [f"mode {self.mode}" if self.policy is None else f"policy ({self.policy.target})"]
-        if self.options.smooth_v and self.mode != "precise":
+        quantizes = self.mode != EXACT
+        parts = [f"mode {self.mode}"]
+        if self.smooth_v and quantizes and self.mode != "precise":
             parts.append("smooth V")
-        if self.options.mode != EXACT and self.rotate != "off":
+        if quantizes and self.rotate != "off":
             parts.append("rotation" if self.rotate == "on" else "rotation by the head")
         if (self.start_percent, self.end_percent) != (0.0, 1.0):
             parts.append(f"steps {self.start_percent:.0%} to {self.end_percent:.0%}")
         if self.apply_to != "self and cross":
             parts.append(self.apply_to)
-        if self.sparsity is not None and self.options.mode != EXACT:
-            parts.append(self.sparsity.title)
-        if self.when != ALWAYS and self.options.mode != EXACT:
+        if quantizes and self.sparse != SPARSE_OFF:
+            parts.append(f"sparse {self.sparse}")
+        if quantizes and self.when != ALWAYS:
             parts.append(self.when)
-        if self.guard != UNGUARDED:
-            parts.append(f"guard ({self.guard})")
+        if self.guard:
+            parts.append("guard")
         if self.respect_model_attention:
             parts.append("the model's own attention where its file asks for one")
         if self.backend != AUTO:

@@ -28,7 +28,7 @@ from comfy_sage2.backends.peers import PEERS
 from comfy_sage2.call_site import CallSite
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
-from comfy_sage2.comfyui.settings import WHERE_FASTER, Settings
+from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.command_line import Parser, output_folder
 from comfy_sage2.options import EXACT
 from comfy_sage2.timing import candidates
@@ -168,7 +168,7 @@ def page(command: str, device: torch.device) -> str:
         seconds = time.perf_counter() - start
         lines.append(f"- {which} took {seconds:.2f} s, noise {choices.times.noise:.1%}.")
         lines += [f"  - {line}" for line in choices.lines()]
-    settings = Settings(rotate="auto", when=WHERE_FASTER)
+    settings = Settings(mode="8b")
     dispatcher = Dispatcher(settings, probe(device, settings), device=device, own_is_torchs=True)
     found = []
     for sizes in CALLS:

@@ -29,7 +29,7 @@ from comfy_sage2 import machine
 from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.report.text import session_report
-from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.comfyui.settings import ALWAYS, Settings
 from comfy_sage2.command_line import Parser, at_least_1, output_file, seed_number
 from comfy_sage2.options import MODES as ATTENTION_MODES
 from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
@@ -72,12 +72,11 @@ class NodeSetting:
     """A setting of our node; all else is as in a new one, but for `when`, so that the mode computes every call."""
 
     mode: str
-    guard: str = "off"
-    skip: str = "off"
+    guard: bool = False
 
     def on(self, device: torch.device) -> Settings:
         backend = "auto" if device.type == "cuda" else "reference"
-        return Settings(mode=self.mode, backend=backend, guard=self.guard, skip=self.skip, rotate="auto")
+        return Settings(mode=self.mode, backend=backend, guard=self.guard, when=ALWAYS)
 
 
 NODES = {
@@ -86,8 +85,7 @@ NODES = {
     "4b": NodeSetting("4b"),
     "precise": NodeSetting("precise"),
     "exact": NodeSetting("exact"),
-    "8b guarded": NodeSetting("8b", guard="values"),
-    "8b skip lossless": NodeSetting("8b", skip="lossless"),
+    "8b guarded": NodeSetting("8b", guard=True),
 }
 
 
@@ -132,7 +130,7 @@ def attentions(
         yield name, with_override(patcher, override)
     for mode in modes:
         patched = patch_model(patcher, NODES[mode].on(device))
-        idle_reason = sessions_of(patched)[-1].handler.idle_reason
+        idle_reason = sessions_of(patched)[-1].dispatcher.idle_reason
         if idle_reason is None or mode == "off":
             yield f"SageAttention2 node {mode}", patched
         else:

@@ -27,17 +27,15 @@ from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.comfyui.adapter import memory
 from comfy_sage2.comfyui.adapter.attention_call import Override
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.session.calibration import Calibration
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.settings import FIDELITY, Settings
-from comfy_sage2.policy.signature import Signature
+from comfy_sage2.comfyui.settings import ALWAYS, Settings
 
 PACKAGE = "comfy_aimdo"
 REPOSITORY = Path(__file__).resolve().parents[2]
 BLOCKS, PASSES = 3, 5
 TOKENS, HEADS, HEAD_DIM = 2048, 8, 128
-CONTROL = "control"
+CONTROL, MEASURED = "control", "measured"
 SECONDS = 120  # of a case, with the imports; one that hangs prints where
 # comfy-aimdo sees the allocations of torch's asynchronous allocator.
 ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync", "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
@@ -58,7 +56,7 @@ class Graph(Protocol):
 
 
 def _node_session(device: torch.device, **options: Any) -> Session:
-    settings = Settings(**options)
+    settings = Settings(**{"mode": "8b", "when": ALWAYS, "rotate": "off", "guard": False, **options})
     return Session(Dispatcher(settings, probe(device, settings)))
 
 
@@ -69,25 +67,18 @@ def _listing(device: torch.device, **options: Any) -> Session:
     return _node_session(device, **options)
 
 
-def _calibration(device: torch.device, **options: Any) -> Session:
-    return Session(Calibration(Signature.of("", {}), 1e9, lambda done, total: None, **options))
-
-
 # Makes the session, its options, and whether the guard looks once a pass. The control keeps a flag of each call.
 CASES: dict[str, tuple[Callable[..., Session], dict[str, Any], bool]] = {
     "8b": (_node_session, {}, True),
-    "rotated": (_node_session, {"rotate": True}, True),
+    "rotated": (_node_session, {"rotate": "on"}, True),
     "precise": (_node_session, {"mode": "precise"}, True),
-    "guarded": (_node_session, {"guard": "values"}, True),
-    "guarded at each call": (_node_session, {"guard": "values"}, False),
-    "fidelity": (_node_session, {"guard": FIDELITY}, True),
-    "skipping": (_node_session, {"skip": "balanced"}, True),
-    "listing": (_listing, {"skip": "balanced"}, True),
-    "measured": (_node_session, {"measure_quality": True}, True),
-    "calibrated": (_calibration, {}, True),
+    "guarded": (_node_session, {"guard": True}, True),
+    "guarded at each call": (_node_session, {"guard": True}, False),
+    "sparse": (_node_session, {"sparse": "medium"}, True),
+    "listing": (_listing, {"sparse": "medium"}, True),
+    MEASURED: (_node_session, {}, True),
     "exact": (_node_session, {"mode": "exact"}, True),
     "8b in containers": (_node_session, {}, True),
-    "fidelity in containers": (_node_session, {"guard": FIDELITY}, True),
     CONTROL: (_node_session, {}, True),
 }
 
@@ -193,11 +184,11 @@ def drive(case: str, device: torch.device, record: Callable[[], Graph], tokens: 
 
     sigmas = [1.0 - step / PASSES for step in range(PASSES + 1)]
     with torch.no_grad():
-        session.begin_sampling(sigmas)
+        session.begin_sampling(sigmas, measures_quality=case == MEASURED)
         run_pass(0, None)  # what loads once, such as kernels and the workspaces of cuBLAS, is none of the blocks'
         session.end_sampling()
         kept.clear()
-        session.begin_sampling(sigmas)
+        session.begin_sampling(sigmas, measures_quality=case == MEASURED)
         graph = record()
         with paused_by(graph):
             for step in range(PASSES):

@@ -10,7 +10,7 @@ from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.comfyui.settings import ALWAYS, Settings
 from comfy_sage2.options import MODES
 from comfy_sage2.tensors import OptionalTensors
 
@@ -108,7 +108,7 @@ def call_in_containers(session: Session, tensors: list[torch.Tensor]) -> tuple[t
 
 @pytest.mark.parametrize("mode", MODES)
 def test_containers_save_the_memory_of_the_output(mode: str, fresh_seed: int) -> None:
-    settings = Settings(mode=mode, guard="values")
+    settings = Settings(mode=mode, when=ALWAYS)
     expected = probe(torch.device("cuda", torch.cuda.current_device()), settings)
     if expected.backend is None:
         pytest.skip(str(expected.reason))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -9,15 +11,46 @@ import torch
 
 from comfy_sage2.backends.kernel_call import KernelCall
 from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
+from comfy_sage2.comfyui.session.session import Session
+from comfy_sage2.comfyui.settings import ALWAYS, Settings
 from comfy_sage2.readback import Readback
 from comfy_sage2.tensors import OptionalTensors
-
-from .test_fidelity import LAYERS, OPTIONS, plain, qkv, watched, without_waiting
 
 pytestmark = pytest.mark.gpu
 
 CLOCKS = 200_000_000  # about 0.1 s
 STEPS = 3
+LAYERS = 3
+OPTIONS: dict[str, Any] = {"_inside_attn_wrapper": True, "transformer_options": {}}
+
+
+@contextmanager
+def without_waiting() -> Iterator[None]:
+    """Within it whatever waits for the device is an error."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def guarded_session() -> Session:
+    settings = Settings(mode="8b", when=ALWAYS)
+    expected = probe(torch.device("cuda", torch.cuda.current_device()), settings)
+    if expected.reason is not None:
+        pytest.skip(expected.reason)
+    return Session(Dispatcher(settings, expected))
+
+
+def qkv(length: int = 1000, keys: int = 1000) -> list[torch.Tensor]:
+    return [torch.randn(2, tokens, 512, device="cuda", dtype=torch.bfloat16) for tokens in (length, keys, keys)]
+
+
+def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **kwargs: Any) -> torch.Tensor:
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
 def test_values_are_those_where_the_copy_began_and_what_follows_is_not_waited_for() -> None:
@@ -50,7 +83,7 @@ def test_one_broken_call_of_a_later_pass_is_found(monkeypatch: pytest.MonkeyPatc
         return run(call, q, k, v, optional)
 
     monkeypatch.setattr(KernelCall, "run", breaking)
-    session, tensors = watched(), qkv()
+    session, tensors = guarded_session(), qkv()
     override = make_override(session)
     session.begin_sampling([1.0 - step / STEPS for step in range(STEPS + 1)])
     for step in range(STEPS):
@@ -59,6 +92,6 @@ def test_one_broken_call_of_a_later_pass_is_found(monkeypatch: pytest.MonkeyPatc
         outputs = session.run_pass(model_pass, lambda: [override(plain, *tensors, 4, **OPTIONS) for _ in range(LAYERS)])
         assert all(out.isfinite().all() for out in outputs)
     session.end_sampling()
-    guard = session.handler.guard
+    guard = session.dispatcher.guard
     assert guard is not None and guard.repeated == (1,) and not guard.downgrades
     assert next(calls) == LAYERS * (STEPS + 1)

@@ -4,12 +4,10 @@ import { app } from "../../../scripts/app.js";
 
 const NODES = new Set([
   "SageAttention2",
+  "SageAttention2Options",
   "SageAttention2Report",
-  "SageAttention2AutoPolicy",
-  "SageAttention2Calibrate",
-  "SageAttention2MakePolicy",
-  "SageAttention2LoadPolicy",
   "SageAttention2DemoBaseline",
+  "SageAttention2DemoCaption",
 ]);
 const WIDGET = "status";
 const WIDTH = 420; // of a new node, so that its text can be read
@@ -28,7 +26,7 @@ function textWidget(node) {
 // A value of a workflow file that this version does not know is replaced when the node runs; until the user chooses
 // another one the node has the border of a node with an error, which is not stored in the file.
 const UNKNOWN = "[SA-401]";
-const REPLACED = ["mode", "backend", "rotate"];
+const REPLACED = ["mode", "sparse", "apply_to", "when", "rotate", "backend"];
 
 function hasUnknownValue(node) {
   const chosen = (node.widgets ?? []).filter((widget) => REPLACED.includes(widget.name));

@@ -14,8 +14,6 @@ _LONGEST = 60  # characters of a pack's name
 _NODE_FILES = "comfy_extras"
 _CORE = ("comfy", _NODE_FILES, "nodes")
 _NODES = {"nodes_sparse_attention": "Model Sparse Attention"}  # by the names of ComfyUI's files
-# ComfyUI's attention functions that quantize nothing, by their names.
-_EXACT = ("basic", "sub_quad", "split", "xformers", "pytorch", "flash")
 
 
 def owner_of(function: object) -> str:
@@ -61,15 +59,6 @@ def block_owner(options: Mapping[str, Any]) -> str | None:
     if "custom_nodes" in parts or not _is_core(parts):
         return owner_of(patch)
     return f"ComfyUI's {_NODES.get(parts[-1], one_line(parts[-1][:_LONGEST]))}"
-
-
-def inexact(function: object) -> str | None:
-    """Whose attention `function` is, unless it is known to quantize nothing: then None. None is ComfyUI's own."""
-    if function is None:
-        name = one_line(str(getattr(comfyui_attention(), "__name__", ""))[:_LONGEST])
-        return None if name.removeprefix("attention_") in _EXACT else f"ComfyUI's {name}"
-    chosen = _chosen(function)
-    return None if chosen is not None and chosen.removeprefix("attention_") in _EXACT else owner_of(function)
 
 
 def own_is_torchs() -> bool:

@@ -1,12 +1,10 @@
-"""The run of ComfyUI's queue that a sampling is in: whether it has a report, or KJNodes' attention patches."""
+"""The run of ComfyUI's queue that a sampling is in: what its reports ask for, and KJNodes' attention patches."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-from ..node_status import workflow_of
 
 REPORT = "SageAttention2Report"  # the id of the report node
 # KJNodes' patches that import `sageattention`, by their ids; several models have a memory patch of their own.
@@ -32,17 +30,19 @@ def running_prompt() -> str | None:
     return None if context is None else str(context.prompt_id)
 
 
-def running_workflow() -> str | None:
-    """The id of the workflow that the queue runs; None where that cannot be told, as of a prompt without a page."""
-    items = _running_items()
-    extra = items[0][3] if len(items) == 1 and len(items[0]) > 3 else None
-    return workflow_of(extra.get("extra_pnginfo")) if isinstance(extra, Mapping) else None
-
-
 def reads_times() -> bool:
     """Whether a report node of this run will read how long calls took; True where that cannot be told."""
     prompts = _own_prompts()
     return not prompts or any(_has_report(prompt) for prompt in prompts)
+
+
+def measures_quality() -> bool:
+    """Whether a report node of this run is to tell how close each call is to full precision.
+
+    A value that another node gives is not known yet while the model is sampled, and counts as off.
+    """
+    nodes = (node for prompt in _own_prompts() for node in _nodes(prompt))
+    return any(kind == REPORT and inputs.get("measure_quality") is True for kind, inputs in nodes)
 
 
 def notes_on_others() -> tuple[str, ...]:

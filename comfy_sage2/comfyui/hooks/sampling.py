@@ -14,7 +14,7 @@ from ..adapter.pass_options import changes_of, has_cross_attention
 from ..adapter.token_kinds import TokenKinds
 from ..report.text import log_line, session_headline, status
 from ..session.session import Session, log
-from .prompt import reads_times, running_prompt
+from .prompt import measures_quality, reads_times, running_prompt
 from .watcher import watching
 
 # ComfyUI's names, written out so that this module loads without it.
@@ -45,7 +45,6 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
         guider = executor.class_obj
 
         def begin() -> None:
-            session.handler.before_sampling(guider.model_patcher, noise, sigmas.tolist())
             diffusion_model = getattr(guider.model_patcher.model, DIFFUSION_MODEL, None)
             session.model, session.prompt = type(guider.model_patcher.model).__name__, running_prompt()
             session.begin_sampling(
@@ -53,6 +52,7 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
                 can_repeat=_model_keeps_nothing(guider.model_patcher, guider.model_options),
                 cross_attends=not isinstance(diffusion_model, torch.nn.Module) or has_cross_attention(diffusion_model),
                 times_calls=reads_times(),
+                measures_quality=measures_quality(),
             )
             session.compiled = COMPILE_OPTIONS in guider.model_options
 
@@ -65,7 +65,6 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
             completed = False
             try:
                 out = executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
-                session.handler.complete_sampling()
                 completed = True
                 return out
             finally:
@@ -73,8 +72,7 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
                 found = session_headline(session)
                 log.info("SageAttention2: %s", log_line(session))
                 session.publish_status(
-                    status(session) if session.handler.idle_reason else f"{status(session)}\nLast sampling: {found}",
-                    session.handler.policy_text(),
+                    status(session) if session.dispatcher.idle_reason else f"{status(session)}\nLast sampling: {found}"
                 )
         finally:
             begun.remove(begin)
@@ -116,14 +114,14 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
         inputs = {"c_concat": c_concat, "c_crossattn": c_crossattn, "control": control, **kwargs}
         model_pass.changes = changes_of(executor.class_obj, options, inputs)
         model_pass.token_kinds = TokenKinds.of(inputs, cross_attends=session.cross_attends)
-        guard = session.handler.guard
+        guard = session.dispatcher.guard
         model_pass.check_at_end = (
             guard is not None
             and guard.trusts_repeats
             and session.can_repeat
             and _pass_keeps_nothing(control, options)
             # Where every output is compared with full precision, broken ones must not be among them.
-            and not session.handler.measure_quality
+            and not session.measures_quality
         )
         with watching(session, options):
             return session.run_pass(
@@ -180,8 +178,7 @@ def _drop_stale_compilation(model: Any, model_options: Mapping[str, Any]) -> Non
         return
     diffusion_model = model.model.diffusion_model
     token = tuple(
-        (type(session.handler), session.handler.traced_as, session.handler.idle_reason is None)
-        for session in sessions_of(model)
+        (session.dispatcher.settings, session.dispatcher.idle_reason is None) for session in sessions_of(model)
     )
     if _compiled_with.get(diffusion_model) != token:
         torch.compiler.reset()

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ...metrics import average
 from ...options import EXACT
-from ...text import capitalized, one_line
+from ...text import one_line
 from ..session.guard import FULL_PRECISION
 from ..session.record import Decision, Share, Summary
 from ..session.session import Session
@@ -52,12 +52,12 @@ class Figure(NamedTuple):
 
 def draw(sessions: list[Session]) -> Image.Image:
     """An RGB picture of WIDTH x HEIGHT pixels of the last node that was at work, or why there is nothing to draw."""
-    at_work = [session for session in sessions if session.handler.idle_reason is None]
+    at_work = [session for session in sessions if session.dispatcher.idle_reason is None]
     if not at_work:
         return _message("Not active", status(sessions[-1]) if sessions else NOT_PATCHED)
     summary = at_work[-1].record.summary()
     if not summary.calls:
-        return _message(capitalized(first_line(at_work[-1], summary)), at_work[-1].handler.title)
+        return _message(first_line(summary), at_work[-1].dispatcher.title)
     return _picture(summary)
 
 

@@ -26,6 +26,10 @@ NOT_TIMED = (
     "Attention calls were not timed, because no report was connected during the sampling. Sample again with another "
     "seed to see their times."
 )
+NOT_MEASURED = (
+    "Closeness was not measured: 'measure quality' was off when this was sampled, or another node gave its value. "
+    "Switch it on in this node and sample again with another seed."
+)
 WORST_LAYERS = 3
 
 
@@ -57,10 +61,10 @@ def taken_blocks(summary: Summary) -> list[str]:
 
 def status(session: Session) -> str:
     """What the node itself shows: what will compute the attention, or why nothing of ours does."""
-    handler = session.handler
-    idle = handler.idle_reason
-    first = handler.status() if idle is None else f"The model passes through unchanged: {idle}."
-    return "\n".join((first, *handler.notes, *_declared(session)))
+    dispatcher = session.dispatcher
+    idle = dispatcher.idle_reason
+    first = dispatcher.status() if idle is None else f"The model passes through unchanged: {idle}."
+    return "\n".join((first, *dispatcher.settings.notes, *_declared(session)))
 
 
 def _declared(session: Session) -> list[str]:
@@ -76,16 +80,10 @@ def _declared(session: Session) -> list[str]:
 
 
 def _in_its_place(session: Session) -> str:
-    handler = session.handler
-    if handler.idle_reason is not None and session.previous is None:
+    if session.dispatcher.idle_reason is not None and session.previous is None:
         return "That attention computes them."
     if session.previous is not None:
         return "An attention node before this one replaces it."
-    if not handler.leaves_to_declared:
-        return (
-            "While this node measures, ComfyUI's attention replaces it, so that errors are those against exact "
-            "attention."
-        )
     if session.compiled:
         return (
             "This node replaces it. The model is compiled, which hides what the file asks for, so ComfyUI's attention "
@@ -94,17 +92,17 @@ def _in_its_place(session: Session) -> str:
     return "This node replaces it, except for the calls that this node does not compute itself."
 
 
-def first_line(session: Session, summary: Summary) -> str:
+def first_line(summary: Summary) -> str:
     """What matters most of a sampling by a node at work."""
-    return capitalized(session.handler.own_headline(summary) or verdict(summary))
+    return capitalized(verdict(summary))
 
 
 def session_headline(session: Session) -> str:
     """What a sampling did, in one line."""
-    if session.handler.idle_reason is not None:
+    if session.dispatcher.idle_reason is not None:
         return status(session)
     summary = session.record.summary()
-    found = session.handler.own_headline(summary) or _why_nothing(session, summary) or headline(summary)
+    found = _why_nothing(session, summary) or headline(summary)
     others: Counter[str] = Counter()
     for share in summary.shares:
         if share.decision.by is not None:
@@ -115,7 +113,7 @@ def session_headline(session: Session) -> str:
 def log_line(session: Session) -> str:
     """What a sampling did, and what the model's file asks for, which node and report say on lines of their own."""
     found = session_headline(session)
-    if session.handler.idle_reason is not None:
+    if session.dispatcher.idle_reason is not None:
         return found
     asked = (*session.declared.served, *session.declared.missing)
     return "; ".join((found, *(f"the model's file asks for {label}" for label in asked)))
@@ -140,40 +138,41 @@ def _why_nothing(session: Session, summary: Summary) -> str | None:
     )
 
 
-def session_report(session: Session, prompt: str | None = None) -> str:
+def session_report(session: Session, prompt: str | None = None, *, wants_quality: bool = False) -> str:
     """The report of one node: what ran, what fell back and why, how long, how close to full precision.
 
-    prompt: the run of ComfyUI's queue that asks; what an earlier one recorded is told as that.
+    prompt: the run of ComfyUI's queue that asks; what an earlier one recorded is told as that. wants_quality: closeness
+    is asked for; where it was not measured the report says why.
     """
     summary = session.record.summary()
     lines = []
     if summary.sampling is not Sampling.NONE and None not in (prompt, session.prompt) and prompt != session.prompt:
         lines.append(EARLIER)
-    own = session.handler.own_report(summary)
-    if own is not None:
-        return "\n".join((*lines, own, *_declared(session)))
-    title = f"SageAttention2: {session.handler.title}"
-    if session.handler.idle_reason is not None:
+    title = f"SageAttention2: {session.dispatcher.title}"
+    if session.dispatcher.idle_reason is not None:
         return "\n".join(("Not active", title, status(session)))
-    lines += [first_line(session, summary), title, *session.handler.notes, *_declared(session)]
+    lines += [first_line(summary), title, *session.dispatcher.settings.notes, *_declared(session)]
     nothing = _why_nothing(session, summary)
     if nothing is not None:
         return "\n".join((*lines, f"{capitalized(nothing)}."))
     lines.append(headline(summary) + f", {summary.layers} attention layers.")
     lines += _steps(summary)
-    lines += session.handler.reasoning(summary)
-    lines += _served(summary) + _fallbacks(summary) + _guarded(session.handler.guard)
-    lines += _skipped(session.handler.sparsity, summary)
+    lines += session.dispatcher.reasoning()
+    lines += _served(summary) + _fallbacks(summary) + _guarded(session.dispatcher.guard)
+    lines += _skipped(session.dispatcher.sparsity, summary)
     lines += time_lines(summary, base_of(session)) + _agreement(summary, session.declared.label)
+    if wants_quality and not session.measures_quality:
+        lines.append(NOT_MEASURED)
     return "\n".join(lines)
 
 
-def report(sessions: list[Session], prompt: str | None = None) -> str:
+def report(sessions: list[Session], prompt: str | None = None, *, wants_quality: bool = False) -> str:
     """The reports of all nodes that a model went through, the last node (the one asked first) first.
 
     Behind them what other packs had served through `sageattention`.
     """
-    parts = [session_report(session, prompt) for session in reversed(sessions)] or [NOT_PATCHED]
+    parts = [session_report(session, prompt, wants_quality=wants_quality) for session in reversed(sessions)]
+    parts = parts or [NOT_PATCHED]
     others = sage_calls.lines()
     return "\n\n".join([*parts, "\n".join(others)] if others else parts)
 
@@ -219,8 +218,6 @@ def _guarded(guard: Guard | None) -> list[str]:
     if guard is None:
         return []
     rows = [f"  {downgrade.text}" for downgrade in guard.downgrades]
-    if guard.fidelity is not None:
-        rows += [f"  {finding.text}" for finding in guard.fidelity.findings]
     if guard.repeated:
         rerun = f"the model was run again in step {_counted(guard.repeated)}; the calls of both runs are counted"
         rows.append(f"  To find them, {rerun}" if rows else f"  No layer was changed: {rerun}")
@@ -229,8 +226,7 @@ def _guarded(guard: Guard | None) -> list[str]:
             f"  The second run in step {_counted(guard.still_broken)} gave NaN or infinity too. From then on each call "
             "was checked instead, since another part of the model seems to keep results from run to run"
         )
-    lines = ["Layers that the guard changed to a more exact mode", *rows] if rows else []
-    return lines if guard.fidelity is None else lines + guard.fidelity.summary
+    return ["Layers that the guard changed to a more exact mode", *rows] if rows else []
 
 
 def _skipped(sparsity: BlockSparsity | None, summary: Summary) -> list[str]:

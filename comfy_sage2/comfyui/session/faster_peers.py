@@ -9,7 +9,8 @@ from ...autotune.cost_model import TunedChoices
 from ...autotune.store import choices_of
 from ...autotune.timings import Candidate, Work
 from ...options import EXACT
-from ..settings import ALWAYS, AUTO, FASTEST, Settings
+from ..settings import ALWAYS, AUTO, FASTEST, SPARSE_OFF, Settings
+from .dispatcher import chosen_mode
 
 
 def notes_on_peers(device: torch.device, settings: Settings, backend: str | None) -> tuple[str, ...]:
@@ -20,7 +21,7 @@ def notes_on_peers(device: torch.device, settings: Settings, backend: str | None
     choices = choices_of(device)
     if choices is None or backend is None or settings.backend != AUTO or settings.mode in (EXACT, "off"):
         return ()
-    mine = Candidate.of(backend, resolved(settings.options, device))
+    mine = Candidate.of(backend, resolved(settings.options(chosen_mode(settings, device, None)), device))
     notes = [_note(choices, mine, peer, settings) for peer in choices.peers]
     return tuple(note for note in notes if note is not None)
 
@@ -44,7 +45,7 @@ def _note(choices: TunedChoices, mine: Candidate, peer: Candidate, settings: Set
             f"[SA-320] {text} Choose 'where it is faster' under 'when to quantize' to let it compute them where it is "
             "as exact"
         )
-    if settings.sparsity is not None:
+    if settings.sparse != SPARSE_OFF:
         return f"[SA-320] {text} It skips no key blocks, so it computes nothing while `sparse` is on"
     is_no_less_exact = all(choices.is_no_less_exact(peer, mine, work.head_dim) for work in faster)
     if settings.when == FASTEST or is_no_less_exact:

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 import torch
 
 from ...backends.base import flag_nonfinite
-from .fidelity import LEFT, Fidelity
 
 log = logging.getLogger("comfy_sage2")
 
-MORE_EXACT = ("4b", "8b", "precise")  # from left to right
-PRECISE = MORE_EXACT[-1]
+PRECISE = "precise"
+LESS_EXACT = ("4b", "8b")  # than precise
 RECOMPUTED = "[SA-311] guard: the result had NaN or infinity, so this call was computed again"
 DOWNGRADED = "[SA-312] guard: this layer gave NaN or infinity earlier in this sampling"
 FULL_PRECISION = "ComfyUI's attention"
@@ -72,21 +71,17 @@ class Guard:
     """The downgraded layers of one sampling; several threads may report to it.
 
     Attributes:
-        fidelity: the second level, or None where values alone are checked.
-        restricted: the layers that are kept from a mode, or from all; `reason` and `mode` say nothing of others.
+        restricted: the layers that failed.
         trusts_repeats: False once a repeated pass came out broken although each of its calls was looked at: something
             else in the model answers from what it kept, so no pass of this sampling is repeated any more.
     """
 
-    def __init__(self, fidelity: Fidelity | None = None) -> None:
-        self.fidelity = fidelity
-        self.restricted: set[int] = set() if fidelity is None else fidelity.restricted
+    def __init__(self) -> None:
+        self.restricted: set[int] = set()
         self.reset()
 
     def reset(self) -> None:
         """A sampling starts: every layer is trusted again."""
-        if self.fidelity is not None:
-            self.fidelity.reset()
         self.restricted.clear()
         self._downgrades: dict[int, Downgrade] = {}
         self._repeated: list[int] = []
@@ -107,35 +102,25 @@ class Guard:
         self._still_broken.append(step)
         self.trusts_repeats = False
 
-    def reason(self, layer: int) -> str | None:
-        """Why `layer` has to be left to the attention that was there before, or None."""
-        found = self._downgrades.get(layer)
-        if found is not None and not found.in_precise:
-            return DOWNGRADED
-        return LEFT if self.fidelity is not None and self.fidelity.is_left(layer) else None
-
-    def mode(self, layer: int) -> str | None:
-        """The least exact mode in which `layer` may be computed, or None where every mode is as good."""
-        found = self._downgrades.get(layer)
-        if found is not None and found.in_precise:
-            return PRECISE
-        return None if self.fidelity is None else self.fidelity.mode(layer)
+    def needs_precise(self, layer: int) -> bool:
+        """Whether `layer`, one of `restricted`, has to be computed in mode precise; else the node leaves it."""
+        return self._downgrades[layer].in_precise
 
     def keeps_all_blocks(self, layer: int) -> bool:
-        """Whether `layer` may leave none out: it failed, or its samples were outside of the bounds."""
-        return layer in self._downgrades or (self.fidelity is not None and self.fidelity.keeps_all_blocks(layer))
+        """Whether `layer` may skip no key blocks: it failed."""
+        return layer in self.restricted
 
-    def downgrade(self, found: Downgrade) -> None:
+    def downgrade(self, failed: Downgrade) -> None:
         """A layer gave a result that was not finite; the first one is logged.
 
         Of one layer the first one stays, but for one in mode precise, which a later one can replace.
         """
         if not self._downgrades:
-            log.warning("SageAttention2: guard: %s (the report lists further layers)", found.text)
-        known = self._downgrades.get(found.layer)
+            log.warning("SageAttention2: guard: %s (the report lists further layers)", failed.text)
+        known = self._downgrades.get(failed.layer)
         if known is None or known.in_precise:
-            self._downgrades[found.layer] = found
-            self.restricted.add(found.layer)
+            self._downgrades[failed.layer] = failed
+            self.restricted.add(failed.layer)
 
     @property
     def repeated(self) -> tuple[int, ...]:

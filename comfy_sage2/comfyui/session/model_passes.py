@@ -16,7 +16,6 @@ from ...readback import Readback
 from ...sparsity.mask_cache import ModelChanges
 from ..adapter.attention_call import AttentionCall, Fallback, Override
 from ..adapter.token_kinds import ONE_KIND, TokenKinds
-from .fidelity import Probe
 
 
 class PassOwner(Protocol):
@@ -66,7 +65,6 @@ class ModelPass:
         calls: the attention calls so far.
         hands_back: a call that reaches the node now is handed back to who holds its containers: see `watcher`.
         nonfinite: None, or one int32, 0 at first, that calls on its device set when a value is NaN or infinite.
-        probe: the sample that the guard compares with exact attention, or None.
         agreements: None, or (calls, 3) float32 that takes what is measured of the outputs of calls on its device.
 
     The tensors are made before the pass: see `memory`.
@@ -82,7 +80,6 @@ class ModelPass:
     hands_back: bool = False
     calls: list[Layer] = field(default_factory=list)
     nonfinite: torch.Tensor | None = None
-    probe: Probe | None = None
     agreements: torch.Tensor | None = None
     _flag: Readback | None = None
     _flag_copied_after: int = -1  # calls
@@ -115,8 +112,6 @@ class ModelPass:
         """The pass is made again: its calls are counted from the first layer on."""
         self.calls.clear()
         self._named.clear()
-        if self.probe is not None:
-            self.probe.restart()
 
     def make_flag(self, device: torch.device) -> None:
         """Make `nonfinite` on `device`."""

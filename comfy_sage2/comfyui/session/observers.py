@@ -9,11 +9,10 @@ from typing import Protocol
 import torch
 
 from ...call_site import CallSite
-from ...options import EXACT
 from ..adapter import memory
 from ..adapter.attention_call import AttentionCall, Fallback, Override
-from . import fidelity, guard, model_passes, quality
-from .handler import Handler
+from . import model_passes, quality
+from .guard import Downgrade, Guard, is_finite
 from .model_passes import ModelPass
 from .record import Decision, Record
 from .timer import Timer, start_timer
@@ -84,76 +83,26 @@ class EarlierNodes(Observer):
 class Downgrades(Observer):
     """Tells the guard of layers whose output was not finite, and who computed the call again."""
 
-    def __init__(self, handler: Handler, fallback_name: Callable[[AttentionCall], str]) -> None:
-        self._handler = handler
+    def __init__(self, guard: Guard, fallback_name: Callable[[AttentionCall], str]) -> None:
+        self._guard = guard
         self._fallback_name = fallback_name
 
     def after(self, done: Computed) -> None:
         """See `Observer.after`."""
-        if not done.broken or self._handler.guard is None:
+        if not done.broken:
             return
         again = done.decision.plan is not None
         by = done.decision.label if again else self._fallback_name(done.call)
-        found = guard.Downgrade(
+        failed = Downgrade(
             done.site.layer,
             done.site.name,
             done.site.step,
             ", then ".join(done.broken),
             by,
-            again or guard.is_finite(done.out),
+            again or is_finite(done.out),
             in_precise=again,
         )
-        self._handler.guard.downgrade(found)
-
-
-class FidelityCheck(Observer):
-    """Compares a few rows of a call with exact attention where it is its layer's turn."""
-
-    def __init__(self, handler: Handler, warn: Warn, left_to: Callable[[AttentionCall], str]) -> None:
-        self._handler = handler
-        self._warn = warn
-        self._left_to = left_to
-
-    def needs_inputs(self, decision: Decision, site: CallSite, model_pass: ModelPass) -> bool:
-        """See `Observer.needs_inputs`."""
-        quantized = decision.options is not None and decision.options.mode != EXACT
-        return quantized and model_pass.probe is not None and model_pass.probe.wants(site.layer)
-
-    def after(self, done: Computed) -> None:
-        """See `Observer.after`."""
-        probe, decision, site = done.model_pass.probe, done.decision, done.site
-        if probe is None or decision.plan is None or decision.options is None or decision.options.mode == EXACT:
-            return
-        probe.quantized.append(site.layer)
-        if not probe.wants(site.layer) or not model_passes.can_read_back(done.out.device):
-            return
-        call = done.call
-        better = replace(decision, skips=False) if decision.skips else self._handler.next_exact(call, decision)
-        served = fidelity.SampledCall(
-            site.name,
-            decision.options.mode,
-            decision.label,
-            None if better is None or better.options is None else better.options.mode,
-            self._left_to(call)
-            if better is None
-            else f"{better.label}{' with all key blocks' if decision.skips else ''}",
-            decision.skips,
-        )
-        try:
-            with memory.unrecorded():
-                figures = fidelity.measure(
-                    call.as_bhnd(done.out),
-                    *call.tensors("BHND"),
-                    scale=call.scale,
-                    mask=call.mask_4d(),
-                    number=probe.number,
-                )
-                probe.take(site.layer, served, figures)
-        except torch.cuda.OutOfMemoryError:  # the sampling itself has what it needs
-            self._warn(
-                "the GPU has too little free memory for the guard to compare a sample with exact "
-                "attention. The sampling goes on without it"
-            )
+        self._guard.downgrade(failed)
 
 
 class Quality(Observer):

@@ -15,7 +15,7 @@ from ...tensors import OptionalTensors
 from ...text import error_text
 from ..adapter.attention_call import AttentionCall, Fallback
 from . import guard, model_passes
-from .handler import Handler
+from .dispatcher import Dispatcher
 from .model_passes import ModelPass
 from .observers import Observer
 from .record import Decision
@@ -30,8 +30,8 @@ class NotFinite(ArithmeticError):
 class Runner:
     """Computes the calls of one session."""
 
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
         self._reported: set[str] = set()
 
     def run(
@@ -46,8 +46,8 @@ class Runner:
         """`Computed.out`, `Computed.decision` and `Computed.broken` of `call`.
 
         It is computed as `decision` says; by `fallback` when no backend is to, or it fails, or the guard objects. Where
-        the guard objects the handler may know a more exact way, which is tried before. `observers` may want to see q, k
-        and v afterwards: then they are kept.
+        the guard objects a more exact mode is tried before. `observers` may want to see q, k and v afterwards: then
+        they are kept.
         """
         broken: list[str] = []
         while decision.plan is not None:
@@ -55,7 +55,7 @@ class Runner:
                 out, decision = self._by_plan(call, decision, site, model_pass, observers, all_blocks=bool(broken))
             except NotFinite:
                 broken.append(decision.label)
-                decision = self._handler.more_exact(call, decision) or Decision(reason=guard.RECOMPUTED)
+                decision = self._dispatcher.more_exact(call, decision) or Decision(reason=guard.RECOMPUTED)
             except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError by the name that torch 2.4 has too
                 raise  # ComfyUI frees memory and tells the user
             except (RuntimeError, ValueError) as error:
@@ -82,7 +82,7 @@ class Runner:
 
         Inputs in containers that nobody needs later are released as soon as the backend has quantized them.
         """
-        plan, checks = decision.plan, self._handler.guard
+        plan, checks = decision.plan, self._dispatcher.guard
         assert plan is not None
         flag, looks = None, False
         # An exact attention's NaN are the model's own, as ComfyUI's are: nothing else could compute the call better.
@@ -90,7 +90,7 @@ class Runner:
             flag = model_pass.nonfinite_flag(call.q.device)
             looks = flag is None
         optional = OptionalTensors(call.mask_4d(), nonfinite=flag)
-        sparsity = None if all_blocks else self._handler.sparsity
+        sparsity = None if all_blocks else self._dispatcher.sparsity
         found = None if sparsity is None else sparsity.attend(call, plan, optional, site, model_pass, checks)
         if found is not None:
             out, skips = found

@@ -15,9 +15,9 @@ from ..adapter import memory, packs
 from ..adapter.attention_call import AttentionCall, Fallback, Override, block_of, is_self_attention
 from ..adapter.declared_attention import NONE_DECLARED, DeclaredLayers
 from . import guard, model_passes
-from .handler import Handler
+from .dispatcher import Dispatcher
 from .model_passes import ModelPass, Schedule
-from .observers import CallRecorder, Computed, Downgrades, EarlierNodes, FidelityCheck, Observer, Quality
+from .observers import CallRecorder, Computed, Downgrades, EarlierNodes, Observer, Quality
 from .record import Decision, Record
 from .runner import Runner
 from .timer import NO_TIMER, Timer, start_timer
@@ -34,7 +34,7 @@ class Session:
     """State of one node, kept as long as ComfyUI caches the node's output.
 
     Attributes:
-        handler: what the node does with the calls.
+        dispatcher: decides how the calls are served.
         slot: the node's number, from 0, among the nodes of this kind in a row.
         previous: the override that was installed before, which serves what this node does not, or None.
         record: of the last sampling.
@@ -46,11 +46,12 @@ class Session:
         compiled: the model was sampled last as compiled code, from which what a file asks for cannot be read.
         prompt: the run of ComfyUI's queue in which that was, or None outside of one.
         evaluations: of the model that samplers have begun, each of one or more passes.
-        publish_status: takes what the node has to say after a sampling, and a policy to keep or "".
+        measures_quality: the outputs of backends are compared with full precision in this sampling.
+        publish_status: takes what the node has to say after a sampling.
     """
 
-    def __init__(self, handler: Handler, slot: int = 0, previous: Override | None = None) -> None:
-        self.handler = handler
+    def __init__(self, dispatcher: Dispatcher, slot: int = 0, previous: Override | None = None) -> None:
+        self.dispatcher = dispatcher
         self.slot = slot
         self.previous = previous
         self.record = Record()
@@ -62,10 +63,11 @@ class Session:
         self.compiled = False
         self.prompt: str | None = None
         self.evaluations = 0
-        self.publish_status: Callable[[str, str], None] = lambda text, policy: None
+        self.measures_quality = False
+        self.publish_status: Callable[[str], None] = lambda text: None
         self._schedule = OUTSIDE
         self._expected_calls = 0  # of a pass: those of the pass before
-        self._runner = Runner(handler)
+        self._runner = Runner(dispatcher)
         self._observers = self._wanted_observers()
         self._watcher: tuple[Override, Override] | None = None
 
@@ -76,11 +78,13 @@ class Session:
         can_repeat: bool = True,
         cross_attends: bool = True,
         times_calls: bool = True,
+        measures_quality: bool = False,
     ) -> None:
         """A sampling over these noise levels starts; see the attributes, and those of `Record`."""
         self._schedule = Schedule(sigmas)
-        self.record.begin_sampling(self._schedule.steps, times_calls=times_calls or self.handler.measure_quality)
-        self.handler.begin_sampling(self._schedule.steps)
+        self.record.begin_sampling(self._schedule.steps, times_calls=times_calls or measures_quality)
+        self.dispatcher.begin_sampling()
+        self.measures_quality = measures_quality
         self._observers = self._wanted_observers()
         self.layers = None
         self.can_repeat = can_repeat
@@ -89,7 +93,7 @@ class Session:
     def end_sampling(self, *, completed: bool = True) -> None:
         """The sampling that began last is over; not `completed`: it failed or was interrupted."""
         self.record.end_sampling(completed=completed)
-        self.handler.end_sampling()
+        self.dispatcher.end_sampling()
         self._schedule = OUTSIDE
 
     @property
@@ -99,18 +103,16 @@ class Session:
         An override before this one has replaced it, as in ComfyUI without this node. Compiled code hides it.
         """
         is_first = self.previous is None and not self.compiled
-        return bool(self.declared.served) and is_first and self.handler.leaves_to_declared
+        return bool(self.declared.served) and is_first
 
     def begin_pass(self, sigma: float, device: torch.device, transformer_options: dict[str, Any]) -> ModelPass:
         """A forward pass at noise level `sigma` starts on `device`."""
         self.record.begin_pass(start_timer(device), device)
         model_pass = ModelPass(self, self._schedule.step(sigma), transformer_options, self.evaluations)
         with memory.unrecorded():  # these tensors live until the pass is through
-            if self.handler.guard is not None and model_passes.can_read_back(device):
+            if self.dispatcher.guard is not None and model_passes.can_read_back(device):
                 model_pass.make_flag(device)
-                if self.handler.guard.fidelity is not None:
-                    model_pass.probe = self.handler.guard.fidelity.begin(device)
-            if self.handler.measure_quality:
+            if self.measures_quality:
                 model_pass.agreements = torch.empty(self.layers or _MANY_LAYERS, 3, device=device)
         return model_pass
 
@@ -119,14 +121,14 @@ class Session:
 
         When the guard finds at its end a value that is not finite, the pass is made again with a look at each call.
         """
-        checks = self.handler.guard
+        checks = self.dispatcher.guard
         with model_passes.running(self.slot, model_pass):
             out = model()
             if checks is not None and model_pass.check_at_end and model_pass.found_nonfinite():
                 model_pass.check_at_end = False
                 checks.repeat(model_pass.step)
-                if self.handler.sparsity is not None:
-                    self.handler.sparsity.repeat(model_pass)
+                if self.dispatcher.sparsity is not None:
+                    self.dispatcher.sparsity.repeat(model_pass)
                 model_passes.restart()
                 out = model()
                 if isinstance(out, torch.Tensor) and not guard.is_finite(out):
@@ -135,15 +137,12 @@ class Session:
         return out
 
     def end_pass(self, model_pass: ModelPass) -> None:
-        """The pass is through; raises ValueError when the handler is for another kind of model."""
-        if model_pass.probe is not None:
-            model_pass.probe.finish(model_pass.step)
+        """The pass is through."""
         self.record.end_pass(len(model_pass.calls), packs.block_owner(model_pass.transformer_options))
         self._expected_calls = len(model_pass.calls)
         if model_pass.calls:
-            self.handler.end_pass(model_pass.calls, first=self.layers is None)
-            if self.handler.sparsity is not None:
-                self.handler.sparsity.end_pass(model_pass)
+            if self.dispatcher.sparsity is not None:
+                self.dispatcher.sparsity.end_pass(model_pass)
             if self.layers is None:
                 self.layers = len(model_pass.calls)
 
@@ -156,7 +155,7 @@ class Session:
             which sets them when it is traced.
         """
         site = self._call_site(call, model_pass, options or {})
-        chosen = self.handler.choose(call, site)
+        chosen = self.dispatcher.choose(call, site)
         work, timer = self._work_of(call), self._start_timer(call.q.device)
         out, decision, broken = self._runner.run(call, chosen, site, model_pass, fallback, self._observers)
         timer.stop()
@@ -172,15 +171,14 @@ class Session:
         return out if decision.plan is None else call.output(out)
 
     def _wanted_observers(self) -> tuple[Observer, ...]:
-        """Those of the sampling that begins, in their order: what the handler wants may be another in each."""
+        """Those of the sampling that begins, in their order."""
         found: list[Observer] = []
         if hasattr(self.previous, "session"):
             found.append(EarlierNodes(self.previous))
-        if self.handler.guard is not None:
-            found.append(Downgrades(self.handler, self._fallback_name))
-            found.append(FidelityCheck(self.handler, self._runner.warn_once, self._left_to))
+        if self.dispatcher.guard is not None:
+            found.append(Downgrades(self.dispatcher.guard, self._fallback_name))
         found.append(CallRecorder(self.record, self._previous_owner))
-        if self.handler.measure_quality:
+        if self.measures_quality:
             is_first = self.previous is None
             found.append(Quality(self.record, self._runner.warn_once, times_comfyui=is_first))
         return tuple(found)
@@ -241,8 +239,3 @@ class Session:
 
     def _fallback_name(self, call: AttentionCall) -> str:
         return self._previous_owner() or call.declared or guard.FULL_PRECISION
-
-    def _left_to(self, call: AttentionCall) -> str:
-        """Who serves a layer that the guard leaves; without another attention it may be an exact one."""
-        other = self.previous is not None or call.declared is not None
-        return self._fallback_name(call) if other else "full precision"

@@ -20,7 +20,7 @@ import torch
 from comfy_sage2 import machine
 from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.patch import patch_model
-from comfy_sage2.comfyui.settings import WHERE_FASTER, Settings
+from comfy_sage2.comfyui.settings import ALWAYS, Settings
 from comfy_sage2.command_line import Parser, at_least_1, output_file
 from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
 from tools.workflows.template_use import HEADING as USE
@@ -41,7 +41,7 @@ def serve_tiny(family: Family, device: torch.device) -> Served:
     """Sample the tiny model without the node, with it, and without attention."""
     patcher = load(family, family.tiny, torch.float32, device)
     plain, _ = sample(patcher, family, family.tiny, TINY_STEPS)
-    patched = patch_model(patcher, Settings(backend="reference", rotate="auto"))
+    patched = patch_model(patcher, Settings("8b", backend="reference", when=ALWAYS))
     with counted() as calls:
         out, _ = sample(patched, family, family.tiny, TINY_STEPS)
     nothing, _ = sample(with_override(patcher, attention_for_nothing), family, family.tiny, TINY_STEPS)
@@ -62,12 +62,10 @@ def time_steps(family: Family, shape: DeclaredModel, modes: list[str], rounds: i
         torch.cuda.reset_peak_memory_stats(device)
     patcher = load(family, shape, torch.bfloat16, device)
     backend = "auto" if is_gpu else "reference"
-    nodes = {
-        mode: patch_model(patcher, Settings(mode, backend=backend, rotate="auto", when=WHERE_FASTER)) for mode in modes
-    }
+    nodes = {mode: patch_model(patcher, Settings(mode, backend=backend)) for mode in modes}
     candidates = {DEFAULT: patcher.clone(), **nodes, NOTHING: with_override(patcher, attention_for_nothing)}
     for mode, node in nodes.items():
-        reason = sessions_of(node)[-1].handler.idle_reason
+        reason = sessions_of(node)[-1].dispatcher.idle_reason
         if reason is not None:
             raise RuntimeError(f"the node has nothing to measure in {mode}: {reason}")
     with counted() as calls:

@@ -20,7 +20,7 @@ import torch
 from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.report.text import taken_blocks
-from comfy_sage2.comfyui.settings import WHERE_FASTER, Settings
+from comfy_sage2.comfyui.settings import Settings
 
 from ..sampling_steps import DEFAULT
 from .declared import FAMILIES, DeclaredModel
@@ -28,7 +28,7 @@ from .models import load, sample
 
 OURS, SPARSE, PAIR, OWN = "8b", "sparse, dense steps default", "sparse, dense steps 8b", "8b, our sparse medium"
 STEPS, LAYERS = 8, 8
-NODE = Settings("8b", rotate="auto", when=WHERE_FASTER)
+NODE = Settings("8b")
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ import torch
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import guard
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.settings import Settings
 
-from .calls import node_session, serve_by
+from .calls import node_session, serve_by, settings
 
 SIGMAS = [1.0, 0.5, 0.0]
 LAYERS = 3
@@ -42,7 +41,7 @@ def sampled(
 ) -> tuple[Session, list[float]]:
     """One sampling of two steps and three layers; the mean of each call's output."""
     serve_by(monkeypatch, kernel)
-    session = node_session(Settings(backend="reference", guard="values" if guarded else "off"))
+    session = node_session(settings(guard=guarded))
     override = make_override(session)
     session.begin_sampling(SIGMAS)
 
@@ -58,8 +57,8 @@ def sampled(
 
 
 def guard_of(session: Session) -> guard.Guard:
-    assert session.handler.guard is not None
-    return session.handler.guard
+    assert session.dispatcher.guard is not None
+    return session.dispatcher.guard
 
 
 def ones(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

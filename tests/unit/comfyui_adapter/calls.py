@@ -17,9 +17,8 @@ from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.record import Decision, Summary
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.comfyui.settings import ALWAYS, Settings
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.policy.selector import ModeSelector
 from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
@@ -158,20 +157,20 @@ def qkv(length: int = 64, keys: int | None = None) -> tuple[torch.Tensor, ...]:
     return torch.randn(1, length, 128), torch.randn(1, keys or length, 128), torch.randn(1, keys or length, 128)
 
 
-def node_session(
-    settings: Settings,
-    slot: int = 0,
-    previous: Any = None,
-    selector: ModeSelector | None = None,
-    expected: Decision = REFERENCE,
-) -> Session:
+def settings(**options: Any) -> Settings:
+    """The reference in 8b for every call, without anything else that the defaults add; `options` in their place."""
+    plain = {"mode": "8b", "backend": "reference", "when": ALWAYS, "rotate": "off", "guard": False}
+    return Settings(**{**plain, **options})
+
+
+def node_session(settings: Settings, slot: int = 0, previous: Any = None, expected: Decision = REFERENCE) -> Session:
     """A session of the node with these settings, in no sampling yet."""
-    return Session(Dispatcher(settings, expected, selector), slot, previous)
+    return Session(Dispatcher(settings, expected), slot, previous)
 
 
-def session_with(previous: Any = None, slot: int = 0, **options: Any) -> Session:
-    session = node_session(Settings(**{"backend": "reference", **options}), slot, previous)
-    session.begin_sampling(SIGMAS)
+def session_with(previous: Any = None, slot: int = 0, *, measures_quality: bool = False, **options: Any) -> Session:
+    session = node_session(settings(**options), slot, previous)
+    session.begin_sampling(SIGMAS, measures_quality=measures_quality)
     return session
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from comfy_sage2 import registry
 from comfy_sage2.backends.constraints import option_is
-from comfy_sage2.sparsity.levels import LEVELS, SKIP_LEVELS
+from comfy_sage2.sparsity.levels import LEVELS
 
-from .skip_samplings import TOKENS
+from .sparse_samplings import TOKENS
 
 
 @pytest.fixture
@@ -22,7 +22,6 @@ def without_precise(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def short_calls_skip(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference is slow: here calls of half the length leave blocks out."""
-    for levels, least in ((SKIP_LEVELS, 16), (LEVELS, 64)):
-        for name, level in levels.items():
-            assert level.least_blocks == least
-            monkeypatch.setitem(levels, name, replace(level, least_blocks=TOKENS // 128))
+    for name, level in LEVELS.items():
+        assert level.least_blocks == 64
+        monkeypatch.setitem(LEVELS, name, replace(level, least_blocks=TOKENS // 128))

@@ -8,14 +8,11 @@ import pytest
 import torch
 
 from comfy_sage2 import accumulators
-from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.session.dispatcher import probe
-from comfy_sage2.comfyui.session.measurement import measure_variants
-from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
 
-from .calls import call, qkv, session_with
+from .calls import call, qkv, session_with, settings
 
 
 @pytest.fixture
@@ -44,20 +41,5 @@ def test_single_precision_is_not_named() -> None:
 
 @pytest.mark.usefixtures("half")
 def test_the_node_asks_for_what_it_will_use() -> None:
-    decision = probe(torch.device("cpu"), Settings(backend="reference"))
+    decision = probe(torch.device("cpu"), settings())
     assert decision.options == AttentionOptions(pv_accumulator="fp16", rotate="off")
-
-
-def test_a_calibration_measures_what_will_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def of_device(device: torch.device) -> str:
-        asked.append(device)
-        return "fp16"
-
-    monkeypatch.setattr(accumulators, "_of_device", of_device)
-
-    q, k, v = qkv()
-    measured = measure_variants(AttentionCall(q, k, v, 2))
-    assert asked
-    assert {options.pv_accumulator for options in measured} == {"fp32"}  # the policy's own options stay as they are

@@ -16,11 +16,9 @@ from comfy_sage2.comfyui.adapter.declared_attention import DeclaredLayers, decla
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.report.text import base_of, session_report, status
 from comfy_sage2.comfyui.session import model_passes
-from comfy_sage2.comfyui.session.calibration import Calibration
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.policy.signature import Signature
 
-from .calls import SIGMAS, Container, qkv, session_with
+from .calls import Container, qkv, session_with
 
 INT8 = {"attention": "comfy_kitchen_int8"}
 SOL = {"attention": "comfy_kitchen_sol", "tau": 1.0}
@@ -188,17 +186,8 @@ def test_the_models_own_attention_is_respected(host: Any) -> None:
     assert session.record.summary().shares[0].decision.backend == "reference"
 
 
-def test_a_calibration_measures_against_exact_attention(host: Any) -> None:
-    child = Child([SOL, INT8])
-    session = Session(Calibration(Signature("Wan", ()), 1.0, lambda done, total: None))
-    session.begin_sampling(SIGMAS)
-    out = attend(host, session, child)
-    assert torch.equal(out, torch.ones_like(out)) and not child.calls
-    assert "errors are those against exact attention" in session_report(session)
-
-
 def test_the_report_names_it_and_what_is_compared(host: Any) -> None:
-    session = session_with(start_percent=0.5, measure_quality=True)
+    session = session_with(start_percent=0.5, measures_quality=True)
     for _ in range(2):
         attend(host, session, Child(INT8), sigma=0.25)
     attend(host, session, child := Child(INT8), sigma=1.0)

@@ -16,18 +16,13 @@ from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.settings import ALWAYS, WHERE_FASTER, Settings
-from comfy_sage2.metrics import Agreement
+from comfy_sage2.comfyui.settings import ALWAYS, WHERE_FASTER
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.plan import EXACT_IS_FASTER
-from comfy_sage2.policy.calibrated import IN_FULL, Cell, Policy
-from comfy_sage2.policy.rules import RuleSelector
-from comfy_sage2.policy.signature import Signature
-from comfy_sage2.policy.targets import TARGETS, VARIANTS, pick
 from comfy_sage2.request import AttentionRequest
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
-from .calls import SIGMAS, TensorBackend, call, ones
+from .calls import SIGMAS, TensorBackend, call, ones, settings
 
 FULL = "comfyui"
 
@@ -88,11 +83,9 @@ def on_card(monkeypatch: pytest.MonkeyPatch, choices: TunedChoices | None) -> No
     monkeypatch.setattr(store, "generation", store.generation + 1)
 
 
-def session_of(is_first: bool = True, **settings: Any) -> Session:
-    handler = Dispatcher(
-        Settings(**settings), Decision("sm90", AttentionOptions()), settings.get("policy"), is_first=is_first
-    )
-    session = Session(handler)
+def session_of(is_first: bool = True, **options: Any) -> Session:
+    chosen = settings(backend="auto", **options)
+    session = Session(Dispatcher(chosen, Decision("sm90", AttentionOptions()), is_first=is_first))
     session.begin_sampling(SIGMAS)
     return session
 
@@ -130,10 +123,9 @@ def test_quantized_unless_exact_is_faster(
 
 LATE: dict[str, Any] = {"start_percent": 0.5}
 CROSS = {"apply_to": "self only"}
-POLICY = Policy(Signature.of("WAN21", {}), "fast", (0.0, 1.0), (64,), ((Cell(None),),))
 
 
-@pytest.mark.parametrize("settings", [LATE, CROSS, {"policy": POLICY}], ids=["steps", "cross", "policy"])
+@pytest.mark.parametrize("where", [LATE, CROSS], ids=["steps", "cross"])
 @pytest.mark.parametrize(
     ("choices", "when", "is_first", "served"),
     [
@@ -146,19 +138,17 @@ POLICY = Policy(Signature.of("WAN21", {}), "fast", (0.0, 1.0), (64,), ((Cell(Non
 )
 def test_calls_in_full_precision_take_the_fastest_exact_attention(
     monkeypatch: pytest.MonkeyPatch,
-    settings: dict[str, Any],
+    where: dict[str, Any],
     choices: TunedChoices | None,
     when: str,
     is_first: bool,
     served: str,
 ) -> None:
     on_card(monkeypatch, choices)
-    session = session_of(is_first, when=when, **settings)
-    assert who(session, *half(64, 80 if settings is CROSS else None)) == served
+    session = session_of(is_first, when=when, **where)
+    assert who(session, *half(64, 80 if where is CROSS else None)) == served
     (share,) = session.record.summary().shares
     assert share.decision.reason is not None  # why it was not quantized
-    if settings.get("policy") is not None:
-        assert share.decision.reason == IN_FULL
 
 
 @pytest.mark.parametrize(
@@ -186,40 +176,24 @@ def test_mode_exact_takes_the_fastest_one(monkeypatch: pytest.MonkeyPatch) -> No
     for choices, served in ((None, "torch-cudnn"), (FLASH_WINS, "torch-flash"), (EXACT_WINS, "torch-cudnn")):
         on_card(monkeypatch, choices)
         # Options of the quantization have no meaning there.
-        session = session_of(mode=EXACT, smooth_v=True, rotate=True)
+        session = session_of(mode=EXACT, smooth_v=True, rotate="on")
         assert who(session) == served
-        assert session.handler.title == "mode exact"
+        assert session.dispatcher.title == "mode exact"
         assert [share.decision.label for share in session.record.summary().shares] == [f"{served} · exact"]
 
 
 def test_exact_attention_is_not_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its NaN would be the model's own; nothing could compute the call better."""
     on_card(monkeypatch, EXACT_WINS)
-    session = session_of(when=WHERE_FASTER, guard="values")
+    session = session_of(when=WHERE_FASTER, guard=True)
     assert who(session) == "torch-cudnn"
-    assert session.handler.guard is not None and session.handler.guard.downgrades == ()
+    assert session.dispatcher.guard is not None and session.dispatcher.guard.downgrades == ()
 
 
 def test_the_report_shows_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     on_card(monkeypatch, EXACT_WINS)
-    handler = Dispatcher(Settings(), Decision("sm90", AttentionOptions()), device=torch.device("cpu"))
-    session = Session(handler)
+    dispatcher = Dispatcher(settings(backend="auto"), Decision("sm90", AttentionOptions()), device=torch.device("cpu"))
+    session = Session(dispatcher)
     session.begin_sampling(SIGMAS)
     call(session, *half(), 2, func=ones)
     assert "measured on this GPU: head_dim 64, 4096 tokens, TFLOP/s: 8b 0, torch-cudnn 0" in session_report(session)
-
-
-def test_automatic_mode_follows_the_measurement() -> None:
-    assert RuleSelector("WAN21", "sm90", None).reasoning(30, 20)[0].endswith("sm90 gains no time from 4 bits")
-    assert "4b elsewhere" in RuleSelector("WAN21", "sm80", four_bits_pay=True).reasoning(30, 20)[0]
-    reason, *_ = RuleSelector("WAN21", "sm89", four_bits_pay=False).reasoning(30, 20)
-    assert reason == "auto: 8b everywhere, since sm89 gains too little time, as measured on this GPU, from 4 bits"
-
-
-def test_a_policy_prefers_the_mode_that_is_faster_here() -> None:
-    measured = dict.fromkeys(VARIANTS, Agreement(1.0, 0.0, 0.0))
-    for seconds, mode in ((0.5, "4b"), (1.0, "4b"), (2.0, "8b")):
-        works = [Work(16, 4096, 4096, 64)]
-        times = {(Candidate("sm89", one), w): s for one, s in (("8b", 1.0), ("4b", seconds)) for w in works}
-        chosen = pick(measured, TARGETS["fast"], TunedChoices(Times(times, 0.0)))
-        assert chosen is not None and chosen.mode == mode

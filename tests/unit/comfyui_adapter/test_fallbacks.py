@@ -13,18 +13,14 @@ from comfy_sage2.backends.reference import ReferenceBackend
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.record import Record
-from comfy_sage2.comfyui.settings import Settings
-from comfy_sage2.options import AttentionOptions
-from comfy_sage2.policy.calibrated import Cell, Policy
-from comfy_sage2.policy.signature import Signature
 
-from .calls import SIGMAS, added, call, node_session, ones, qkv, reasons, serve_by, session_with
+from .calls import SIGMAS, added, call, node_session, ones, qkv, reasons, serve_by, session_with, settings
 
 FALLBACKS = [
     ("low_precision_attention=False", qkv(), {"low_precision_attention": False}, {}),
     ("does not know: is_causal", qkv(), {"is_causal": True}, {}),
     ("cross-attention", qkv(keys=32), {}, {"apply_to": "self only"}),
-    ("outside 'active from' 0.5", qkv(), {}, {"start_percent": 0.5}),
+    ("outside 'start percent' 0.5", qkv(), {}, {"start_percent": 0.5}),
     ("multiple of heads", (torch.randn(1, 8, 130), *qkv()[1:]), {}, {}),
     ("accelerated", qkv(), {}, {"backend": "auto"}),
     ("float64", (qkv()[0].double(), *qkv()[1:]), {}, {}),
@@ -132,7 +128,7 @@ def test_measuring_without_memory_leaves_the_sampling_alone(
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr("comfy_sage2.comfyui.session.quality.measure", fail)
-    session = session_with(measure_quality=True)
+    session = session_with(measures_quality=True)
     for _ in range(4):
         call(session, *qkv(), 2, func=fail)  # ComfyUI's attention, which is to be timed, does not fit either
     summary = session.record.summary()
@@ -194,11 +190,8 @@ def test_two_nodes_keep_their_own_records() -> None:
 
 @pytest.mark.parametrize("between", [False, True])
 def test_two_nodes_number_the_layers_alike(between: bool) -> None:
-    """What the later node serves, the earlier one counts: its policy is for the model's calls, not for those left."""
-    policy = Policy(
-        Signature.of("WAN21", {}), "fast", (0.0, 1.0), (64, 64), ((Cell(None),), (Cell(AttentionOptions(mode="4b")),))
-    )
-    first = node_session(Settings(backend="reference", policy=policy), selector=policy)
+    """What the later node serves, the earlier one counts."""
+    first = node_session(settings(mode="4b"))
     first.begin_sampling(SIGMAS)
     previous: Any = make_override(first)
     if between:  # a node of others that replaces ours: the first node is not asked for anything
@@ -240,7 +233,7 @@ def test_sampling_resets_the_record() -> None:
 
 
 def test_passes_outside_of_a_sampling_are_served_and_not_recorded() -> None:
-    session = session_with(measure_quality=True)
+    session = session_with(measures_quality=True)
     session.end_sampling()
     for _ in range(3):
         assert not torch.equal(call(session, *qkv(), 2), torch.ones(1, 64, 128))
@@ -252,7 +245,7 @@ def test_passes_outside_of_a_sampling_are_served_and_not_recorded() -> None:
 
 
 def test_quality_is_measured_per_layer_and_step() -> None:
-    session = session_with(measure_quality=True)
+    session = session_with(measures_quality=True)
     call(session, *qkv(), 2, sigma=0.5)
     agreement = session.record.summary().agreement
     assert list(agreement) == [(0, 2)]
@@ -260,7 +253,7 @@ def test_quality_is_measured_per_layer_and_step() -> None:
 
 
 def test_measuring_times_comfyui_once_for_each_form() -> None:
-    session = session_with(measure_quality=True)
+    session = session_with(measures_quality=True)
     asked = []
 
     def counting(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -300,7 +293,7 @@ def test_an_earlier_nodes_time_is_not_comfyuis() -> None:
         asked.append(q.shape[1])
         return torch.ones_like(q)
 
-    session = session_with(previous, measure_quality=True)
+    session = session_with(previous, measures_quality=True)
     for _ in range(4):
         call(session, *qkv(), 2)
     assert asked == [] and session.record.summary().speed is None

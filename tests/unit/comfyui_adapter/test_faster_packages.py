@@ -15,22 +15,24 @@ from comfy_sage2.autotune import store
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate, Times, Work
 from comfy_sage2.call_site import CallSite
-from comfy_sage2.comfyui import patch
 from comfy_sage2.comfyui.adapter import packs
-from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
+from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE, AttentionCall
+from comfy_sage2.comfyui.hooks.sampling import sessions_of
+from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.report.text import session_report, status
 from comfy_sage2.comfyui.session import faster_peers
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.settings import ALWAYS, FASTEST, WHERE_FASTER, Settings
+from comfy_sage2.comfyui.settings import ALWAYS, FASTEST, WHERE_FASTER
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.plan import TORCHS_IS_FASTER
 from comfy_sage2.request import AttentionRequest
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
-from .calls import SIGMAS, call
+from .calls import SIGMAS, call, settings
 from .test_exact import Constant, half
+from .test_patch import Patcher
 
 CPU = torch.device("cpu")
 NAME = "comfy-kitchen"
@@ -85,10 +87,10 @@ def on_card(
     return choices
 
 
-def session_of(own_is_torchs: bool = False, **settings: Any) -> Session:
-    chosen = Settings(**settings)
-    handler = Dispatcher(chosen, Decision("sm90", AttentionOptions()), own_is_torchs=own_is_torchs)
-    session = Session(handler)
+def session_of(own_is_torchs: bool = False, **options: Any) -> Session:
+    chosen = settings(**{"backend": "auto", **options})
+    dispatcher = Dispatcher(chosen, Decision("sm90", AttentionOptions()), own_is_torchs=own_is_torchs)
+    session = Session(dispatcher)
     session.begin_sampling(SIGMAS)
     return session
 
@@ -101,14 +103,14 @@ def served(session: Session) -> tuple[str | None, str | None]:
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "backend", "code"),
+    ("options", "error", "backend", "code"),
     [
         ({"when": WHERE_FASTER}, 0.01, NAME, "[SA-319] comfy-kitchen, no less exact than 8b, was measured"),
-        ({"when": WHERE_FASTER, "rotate": True}, 0.01, NAME, "[SA-319] comfy-kitchen, no less exact than 8b with rot"),
+        ({"when": WHERE_FASTER, "rotate": "on"}, 0.01, NAME, "[SA-319] comfy-kitchen, no less exact than 8b with rot"),
         ({"when": WHERE_FASTER}, 0.05, "sm90", "[SA-320] comfy-kitchen, less exact, was measured"),
         ({"when": FASTEST}, 0.05, NAME, "[SA-319] comfy-kitchen, less exact than 8b, was measured"),
         ({"when": ALWAYS}, 0.01, "sm90", "[SA-320] comfy-kitchen, no less exact, was measured"),
-        ({"when": FASTEST, "sparse": "lossless"}, 0.01, "sm90", "[SA-320] comfy-kitchen, no less exact, was measured"),
+        ({"when": FASTEST, "sparse": "light"}, 0.01, "sm90", "[SA-320] comfy-kitchen, no less exact, was measured"),
         ({"when": WHERE_FASTER, "backend": "reference"}, 0.01, "reference", None),
     ],
     ids=str,
@@ -116,13 +118,13 @@ def served(session: Session) -> tuple[str | None, str | None]:
 def test_who_serves_and_what_the_report_says(
     monkeypatch: pytest.MonkeyPatch,
     package: Package,
-    settings: dict[str, Any],
+    options: dict[str, Any],
     error: float,
     backend: str,
     code: str | None,
 ) -> None:
     on_card(monkeypatch, error=error)
-    session = session_of(**settings)
+    session = session_of(**options)
     found, reason = served(session)
     assert found == backend
     if code is None:
@@ -149,9 +151,9 @@ def test_the_guard_goes_on_to_a_more_exact_mode(monkeypatch: pytest.MonkeyPatch,
     """The package's broken output is computed again in mode precise, which it cannot stand for."""
     on_card(monkeypatch)
     package._value = math.nan
-    session = session_of(when=WHERE_FASTER, guard="values")
+    session = session_of(when=WHERE_FASTER, guard=True)
     call(session, *half(), 2)
-    guard = session.handler.guard
+    guard = session.dispatcher.guard
     assert guard is not None and len(guard.downgrades) == 1 and NAME in guard.downgrades[0].text
     (share,) = session.record.summary().shares
     assert share.decision.backend == "sm90" and share.decision.options is not None
@@ -159,17 +161,17 @@ def test_the_guard_goes_on_to_a_more_exact_mode(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize(
-    ("settings", "served_by"),
+    ("options", "served_by"),
     [({"when": WHERE_FASTER}, None), ({"when": FASTEST}, None), ({"when": ALWAYS}, "sm90")],
     ids=str,
 )
 def test_comfyuis_own_attention_where_it_is_the_fastest(
-    monkeypatch: pytest.MonkeyPatch, package: Package, settings: dict[str, Any], served_by: str | None
+    monkeypatch: pytest.MonkeyPatch, package: Package, options: dict[str, Any], served_by: str | None
 ) -> None:
     on_card(monkeypatch, kitchen=2.0, own=0.5)
-    backend, reason = served(session_of(own_is_torchs=True, **settings))
+    backend, reason = served(session_of(own_is_torchs=True, **options))
     assert backend == served_by and reason == (TORCHS_IS_FASTER if served_by is None else None)
-    assert served(session_of(own_is_torchs=False, **settings))[0] == "sm90"
+    assert served(session_of(own_is_torchs=False, **options))[0] == "sm90"
 
 
 def test_calls_of_unknown_time_are_not_left(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
@@ -183,7 +185,7 @@ def test_calls_of_unknown_time_are_not_left(monkeypatch: pytest.MonkeyPatch, pac
 def test_an_attention_that_the_file_declares_is_not_torchs(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
     """It would serve a call that is left: of its time nothing is known."""
     on_card(monkeypatch, kitchen=2.0, own=0.5)
-    dispatcher = session_of(own_is_torchs=True, when=WHERE_FASTER).handler
+    dispatcher = session_of(own_is_torchs=True, when=WHERE_FASTER).dispatcher
     q, k, v = half()
     for declared, backend in ((None, None), ("sage", "sm90")):
         decision = dispatcher.choose(AttentionCall(q, k, v, 2, declared=declared), CallSite(0, None, 0, 1, 64))
@@ -194,17 +196,19 @@ def test_an_attention_that_the_file_declares_is_not_torchs(monkeypatch: pytest.M
 def test_what_comfyui_chose_at_its_start(monkeypatch: pytest.MonkeyPatch, name: str, is_torchs: bool) -> None:
     monkeypatch.setattr(packs, "comfyui_attention", lambda: SimpleNamespace(__name__=name))
     assert packs.own_is_torchs() == is_torchs
-    model = SimpleNamespace(load_device=CPU)
     for previous in (None, lambda: torch.empty(0)):  # another node's serves them
-        made = patch._dispatcher(model, previous, Settings(), Decision(), None)
-        assert made.own_is_torchs == (is_torchs and previous is None)
+        model = Patcher()
+        if previous is not None:
+            model.override_options[OVERRIDE] = previous
+        (session,) = sessions_of(patch_model(model, settings()))
+        assert session.dispatcher.own_is_torchs == (is_torchs and previous is None)
 
 
 TEXT = "comfy-kitchen was measured to be up to 1.25 times as fast as 8b on this GPU, in 4 of 4 calls; its relative L2"
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "note"),
+    ("options", "error", "note"),
     [
         (
             {"when": WHERE_FASTER},
@@ -227,7 +231,7 @@ TEXT = "comfy-kitchen was measured to be up to 1.25 times as fast as 8b on this 
             f"[SA-320] {TEXT} error is 0.010, and that of 8b is 0.040. Choose 'where it is faster' under",
         ),
         (
-            {"when": WHERE_FASTER, "sparse": "lossless"},
+            {"when": WHERE_FASTER, "sparse": "light"},
             0.01,
             f"[SA-320] {TEXT} error is 0.010, and that of 8b is 0.040. It skips no key blocks",
         ),
@@ -235,15 +239,15 @@ TEXT = "comfy-kitchen was measured to be up to 1.25 times as fast as 8b on this 
     ids=str,
 )
 def test_the_node_says_so(
-    monkeypatch: pytest.MonkeyPatch, package: Package, settings: dict[str, Any], error: float, note: str
+    monkeypatch: pytest.MonkeyPatch, package: Package, options: dict[str, Any], error: float, note: str
 ) -> None:
     on_card(monkeypatch, error=error)
-    notes = faster_peers.notes_on_peers(CPU, Settings(**settings), "sm90")
+    notes = faster_peers.notes_on_peers(CPU, settings(**{"backend": "auto", **options}), "sm90")
     assert len(notes) == 1 and notes[0].startswith(note)
 
 
 @pytest.mark.parametrize(
-    ("kitchen", "settings", "backend"),
+    ("kitchen", "options", "backend"),
     [
         (1.1, {}, "sm90"), (0.99, {}, "sm90"), (0.5, {"mode": EXACT}, "sm90"), (0.5, {"mode": "off"}, "sm90"),
         (0.5, {"backend": "reference"}, "sm90"), (0.5, {}, None),
@@ -251,17 +255,17 @@ def test_the_node_says_so(
     ids=str,
 )  # fmt: skip
 def test_there_is_nothing_to_say(
-    monkeypatch: pytest.MonkeyPatch, package: Package, kitchen: float, settings: dict[str, Any], backend: str | None
+    monkeypatch: pytest.MonkeyPatch, package: Package, kitchen: float, options: dict[str, Any], backend: str | None
 ) -> None:
     on_card(monkeypatch, kitchen=kitchen)
-    assert faster_peers.notes_on_peers(CPU, Settings(**settings), backend) == ()
+    assert faster_peers.notes_on_peers(CPU, settings(**{"backend": "auto", **options}), backend) == ()
 
 
 def test_what_the_node_takes_anyway_is_compared(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
     """Exact attention that is faster still serves with "where it is faster", and not with "always"."""
     on_card(monkeypatch, cudnn=0.5)
-    assert faster_peers.notes_on_peers(CPU, Settings(when=WHERE_FASTER), "sm90") == ()
-    assert len(faster_peers.notes_on_peers(CPU, Settings(when=ALWAYS), "sm90")) == 1
+    assert faster_peers.notes_on_peers(CPU, settings(backend="auto", when=WHERE_FASTER), "sm90") == ()
+    assert len(faster_peers.notes_on_peers(CPU, settings(backend="auto", when=ALWAYS), "sm90")) == 1
 
 
 def test_calls_with_masks_count(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
@@ -270,7 +274,7 @@ def test_calls_with_masks_count(monkeypatch: pytest.MonkeyPatch, package: Packag
     seconds = {**choices.times.seconds, (EIGHT, masked): 2.0, (KITCHEN, masked): 1.0}
     found = TunedChoices(Times(seconds, 0.0, choices.times.errors))
     monkeypatch.setattr(faster_peers, "choices_of", lambda device: found)
-    (note,) = faster_peers.notes_on_peers(CPU, Settings(), "sm90")
+    (note,) = faster_peers.notes_on_peers(CPU, settings(backend="auto"), "sm90")
     assert "up to 2.00 times as fast as 8b on this GPU, in 1 of 5 calls" in note
 
 
@@ -279,10 +283,9 @@ def test_node_report_and_log_have_the_note(
 ) -> None:
     on_card(monkeypatch, error=0.05)
     with caplog.at_level(logging.WARNING, "comfy_sage2"):
-        settings = patch._settled(SimpleNamespace(load_device=CPU), Settings(when=WHERE_FASTER))
-    (note,) = [text for text in settings.notes if text.startswith("[SA-320]")]
+        (session,) = sessions_of(patch_model(Patcher(), settings(backend="auto", when=WHERE_FASTER)))
+    (note,) = [text for text in session.dispatcher.settings.notes if text.startswith("[SA-320]")]
     assert note in caplog.text
-    session = Session(Dispatcher(settings, Decision("sm90", AttentionOptions())))
     session.begin_sampling(SIGMAS)
     call(session, *half(), 2)
     assert note in status(session) and note in session_report(session)
@@ -304,9 +307,9 @@ def test_an_earlier_nodes_attention_is_not_timed_as_comfyuis(
         return torch.ones_like(q)
 
     on_card(monkeypatch, kitchen=2.0)
-    handler = Dispatcher(Settings(measure_quality=True), Decision("sm90", AttentionOptions()))
-    session = Session(handler, previous=other if has_previous else None)
-    session.begin_sampling(SIGMAS)
+    dispatcher = Dispatcher(settings(backend="auto"), Decision("sm90", AttentionOptions()))
+    session = Session(dispatcher, previous=other if has_previous else None)
+    session.begin_sampling(SIGMAS, measures_quality=True)
     tensors = half()
     for _ in range(3):
         call(session, *tensors, 2, func=own)
@@ -321,5 +324,5 @@ def test_the_note_names_the_call_in_which_the_package_gains_most(monkeypatch: py
         seconds[KITCHEN, work] = seconds[EIGHT, work] / gain
     found = TunedChoices(Times(seconds, 0.0, choices.times.errors))
     monkeypatch.setattr(faster_peers, "choices_of", lambda device: found)
-    (note,) = faster_peers.notes_on_peers(CPU, Settings(), "sm90")
+    (note,) = faster_peers.notes_on_peers(CPU, settings(backend="auto"), "sm90")
     assert "up to 1.75 times as fast as 8b on this GPU, in 4 of 4 calls" in note

@@ -14,11 +14,10 @@ from comfy_sage2.comfyui.hooks.sampling import pass_wrapper, sampling_wrapper
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session import guard, model_passes
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.readback import Readback
 
 from .breaking import LAYERS, SIGMAS, Breaking, guard_of, ones, sampled
-from .calls import Executor, node_session, serve_by
+from .calls import Executor, node_session, serve_by, settings
 
 pytestmark = pytest.mark.usefixtures("without_precise")
 
@@ -71,7 +70,7 @@ def test_the_flag_is_copied_behind_the_call_that_was_the_last_one_before(
     copies = Copies(monkeypatch)
     last = LAYERS + second - 1
     serve_by(monkeypatch, Breaking(*([last] if broken else [])))
-    session = node_session(Settings(backend="reference", guard="values"))
+    session = node_session(settings(guard=True))
     override = make_override(session)
     session.begin_sampling(SIGMAS)
     for sigma, count in zip(SIGMAS, (LAYERS, second), strict=False):
@@ -99,14 +98,14 @@ def test_a_pass_on_several_streams_is_looked_at_when_it_is_through(monkeypatch: 
 
 def test_pass_without_the_guard_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     session, means = sampled(monkeypatch, Breaking(0), ones, guarded=False, at_end=True)
-    assert means[0] != means[0] and session.handler.guard is None
+    assert means[0] != means[0] and session.dispatcher.guard is None
 
 
 def test_a_second_run_counts_anew_for_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes in a row, the outer wrapper's first: its calls are those of one pass, not of two."""
     serve_by(monkeypatch, Breaking(0, LAYERS))
-    first = node_session(Settings(backend="reference", start_percent=1.0))
-    second = node_session(Settings(backend="reference", guard="values"), 1, make_override(first))
+    first = node_session(settings(start_percent=1.0))
+    second = node_session(settings(guard=True), 1, make_override(first))
     override = make_override(second)
 
     def model() -> list[float]:
@@ -141,7 +140,7 @@ def test_passes_that_others_take_part_in_are_not_made_again(
     control: Any, options: dict[str, Any], at_end: bool
 ) -> None:
     """A ControlNet's outputs are consumed, and a cache would answer with the broken result."""
-    session = node_session(Settings(backend="reference", guard="values"))
+    session = node_session(settings(guard=True))
     seen = []
 
     def model(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -214,7 +213,7 @@ AROUND = {
 @pytest.mark.parametrize("found", AROUND.values(), ids=AROUND.keys())
 def test_beside_a_caching_pack_no_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]) -> None:
     serve_by(monkeypatch, Breaking(1))
-    session = node_session(Settings(backend="reference", guard="values"))
+    session = node_session(settings(guard=True))
     diffusion = Diffusion(make_override(session))
     # Of the first pass the second layer is ComfyUI's, and stays so.
     assert sampled_by_comfyui(session, Cache(diffusion), diffusion, **found) == [5.0, 5.0]
@@ -224,7 +223,7 @@ def test_beside_a_caching_pack_no_pass_is_made_again(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("hooked", ["forward", "forward_orig", "hook", "pre-hook", "block"])
 def test_a_function_put_on_the_model_is_seen(monkeypatch: pytest.MonkeyPatch, hooked: str) -> None:
     serve_by(monkeypatch, Breaking(1))
-    session = node_session(Settings(backend="reference", guard="values"))
+    session = node_session(settings(guard=True))
     diffusion = Diffusion(make_override(session))
     cache = Cache(diffusion)
     if hooked == "forward":
@@ -243,7 +242,7 @@ def test_a_function_put_on_the_model_is_seen(monkeypatch: pytest.MonkeyPatch, ho
 
 def test_plain_values_put_on_the_model_are_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     serve_by(monkeypatch, Breaking(1))
-    session = node_session(Settings(backend="reference", guard="values"))
+    session = node_session(settings(guard=True))
     diffusion = Diffusion(make_override(session))
     patches = {"diffusion_model.default_ref_method": "index", "model_sampling": lambda: None}
     assert sampled_by_comfyui(session, diffusion, diffusion, object_patches=patches) == [6.0, 6.0]
@@ -255,7 +254,7 @@ def test_a_repeated_pass_that_is_still_broken_is_named_and_the_last_one(
 ) -> None:
     """A cache that gives no sign of itself."""
     serve_by(monkeypatch, Breaking(1, LAYERS))
-    session = node_session(Settings(backend="reference", guard="values"))
+    session = node_session(settings(guard=True))
     diffusion = Diffusion(make_override(session))
     first, second = sampled_by_comfyui(session, Cache(diffusion), diffusion)
     assert first != first and second == 5.0

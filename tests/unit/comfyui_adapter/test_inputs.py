@@ -11,26 +11,21 @@ import pytest
 import torch
 
 from comfy_sage2.comfyui.inputs import checked_input
-from comfy_sage2.comfyui.patch import auto_model
-from comfy_sage2.comfyui.settings import Settings
-from comfy_sage2.policy.calibrated import Policy
-from comfy_sage2.policy.signature import Signature
+from comfy_sage2.comfyui.settings import CHOICES, Settings
 
 from .test_patch import Patcher
 
-POLICY = Policy(Signature.of("WAN21", {}), "fast", (0.0, 1.0), (), ())
 MODEL = Patcher()
 # By type: values that a node takes as they are, and values that it refuses.
 CASES: dict[str, tuple[list[Any], list[Any]]] = {
     "MODEL": ([MODEL], [None, "model.safetensors", torch.nn.Linear(1, 1), {}]),
-    "SAGEATTENTION2_POLICY": ([None, POLICY], ["", "fast", {}, MODEL]),
-    "STRING": (["", "a text"], [0, ["a text"], b"a text", POLICY]),
+    "SAGE2_OPTIONS": ([None, Settings()], ["", "8b", {}, MODEL]),
+    "STRING": (["", "a text"], [0, None, ["a text"], b"a text"]),
     "BOOLEAN": ([True, False, 1, 0, np.bool_(True), np.int64(0)], [None, "true", 2, 1.0, torch.tensor(True)]),
     "FLOAT": (
         [0, -1, 0.5, np.float32(0.5), Fraction(1, 2)],
         [None, "0.5", True, math.nan, -math.inf, 10**400, 1j, [0.5]],
     ),
-    "INT": ([0, -1, 10**30, np.int32(7)], [None, 1.0, "1", True, math.inf, [1]]),
 }
 
 
@@ -46,13 +41,13 @@ def test_a_value_of_the_type_is_taken(kind: str, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [1, np.bool_(True), np.int64(1)])
 def test_a_switch_of_another_type_smooths_values(value: Any) -> None:
-    settings = Settings.of_workflow(smooth_v=checked_input("BOOLEAN", "smooth_v", value))
-    assert settings.options.smooth_v is True and settings == Settings(smooth_v=True)
+    chosen = Settings().with_inputs({"smooth_v": checked_input("BOOLEAN", "smooth_v", value)})
+    assert chosen.options("8b").smooth_v is True and chosen == Settings(smooth_v=True)
 
 
-@pytest.mark.parametrize("name", ["mode", "backend", "rotate"])
+@pytest.mark.parametrize("name", CHOICES)
 def test_an_array_is_an_unknown_choice(name: str) -> None:
-    (note,) = Settings.of_workflow(**{name: np.zeros(2)}).notes
+    (note,) = Settings().with_inputs({name: np.zeros(2)}).notes
     assert note.startswith(f"[SA-401] {name} array([0., 0.]) of this workflow is unknown")
 
 
@@ -61,26 +56,13 @@ def test_an_array_is_an_unknown_choice(name: str) -> None:
 )
 def test_another_value_is_refused_in_a_line_that_names_the_input(kind: str, value: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"^\[SA-401\] the input cost_limit must be .*, got .*link another output$"
+        ValueError, match=r"^\[SA-401\] the input dense_percent must be .*, got .*link another output$"
     ) as raised:
-        checked_input(kind, "cost_limit", value)
+        checked_input(kind, "dense_percent", value)
     assert len(str(raised.value)) < 300 and "\n" not in str(raised.value)
-
-
-def test_a_text_may_be_missing() -> None:
-    assert checked_input("STRING", "policy", None) == ""
 
 
 @pytest.mark.parametrize("value", [None, 5, {"any": "thing"}])
 @pytest.mark.parametrize("kind", ["COMBO", "LATENT", "IMAGE"])
 def test_what_others_check_or_pass_on_is_not_checked_here(kind: str, value: Any) -> None:
     assert checked_input(kind, "name", value) is value
-
-
-@pytest.mark.parametrize("quality", [None, "best", ["fast"]])
-def test_an_unknown_quality_is_refused_before_anything_is_measured(quality: Any) -> None:
-    with pytest.raises(ValueError, match=r"\[SA-401\] quality must be one of 'lossless', 'balanced', 'fast', got"):
-        auto_model(
-            Patcher(), Settings(backend="reference"), node=("", "1"), quality=quality, kept="", cost_limit=0.3,
-            progress=lambda done, total: None,
-        )  # fmt: skip

@@ -13,13 +13,8 @@ from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.settings import Settings
-from comfy_sage2.metrics import Agreement
-from comfy_sage2.options import AttentionOptions
-from comfy_sage2.policy.calibrated import make_policy
-from comfy_sage2.policy.signature import Signature
 
-from .calls import SIGMAS, node_session, ones, qkv, reasons, session_with
+from .calls import SIGMAS, node_session, ones, qkv, reasons, session_with, settings
 
 CPU = torch.device("cpu")
 
@@ -119,7 +114,7 @@ def test_a_pass_that_is_made_again_has_the_same_names() -> None:
 
 def test_an_earlier_node_names_calls_that_it_does_not_see_alike() -> None:
     first = session_with(start_percent=0.5)
-    second = node_session(Settings(backend="reference", apply_to="self only"), 1, make_override(first))
+    second = node_session(settings(apply_to="self only"), 1, make_override(first))
     second.begin_sampling(SIGMAS)
     with model_passes.running(0, model_pass := first.begin_pass(1.0, CPU, {})):
         attend(second, blocks(0, 0, 1, 1), keys=[64, 32, 64, 32])
@@ -128,67 +123,8 @@ def test_an_earlier_node_names_calls_that_it_does_not_see_alike() -> None:
     assert [first.record.summary().layer_name(layer) for layer in range(4)] == names
 
 
-def test_a_policy_binds_to_names() -> None:
-    """Cells do not shift in passes that leave blocks out."""
-    exact, coarse = Agreement(1.0, 0.0, 0.0), Agreement(0.5, 0.5, 0.5)
-    four, eight = AttentionOptions("4b"), AttentionOptions("8b")
-    measured = {
-        (layer, 0): {four: exact if layer == 3 else coarse, eight: exact if layer in (1, 3) else coarse}
-        for layer in range(4)
-    }
-    names = {layer: f"block {layer} self" for layer in range(4)}
-    policy = make_policy(Signature.of("WAN21", {}), "balanced", dict.fromkeys(range(4), 32), measured, names=names)
-    session = node_session(Settings(backend="reference", policy=policy), selector=policy)
-    session.begin_sampling(SIGMAS)
-    attend(session, blocks(0, 1, 2, 3))
-    attend(session, blocks(1, 3), sigma=0.75)
-    found = {
-        place: decision.options and decision.options.mode for place, decision in session.record.summary().cells.items()
-    }
-    assert found == {(0, 0): None, (1, 0): "8b", (2, 0): None, (3, 0): "4b", (1, 1): "8b", (3, 1): "4b"}
-
-
-@pytest.mark.parametrize("outside", [0, 2], ids=["first", "last"])
-def test_a_policy_of_names_serves_a_compiled_model_by_the_order(outside: int) -> None:
-    """It does not say its blocks: its first call has the name that a call outside of all blocks has otherwise."""
-    calls, unnamed = blocks(0, 1), [dict[str, Any]() for _ in range(4)]
-    calls.insert(outside, {})
-    names = ["block 0 self", "block 1 self"]
-    names.insert(outside, "call 0")
-    modes = ("8b", "4b", "precise")
-    measured = {(layer, 0): {AttentionOptions(mode): Agreement(1.0, 0.0, 0.0)} for layer, mode in enumerate(modes)}
-    policy = make_policy(
-        Signature.of("HunyuanVideo", {}), "fast", dict.fromkeys(range(3), 32), measured, names=dict(enumerate(names))
-    )
-    session = node_session(Settings(backend="reference", policy=policy), selector=policy)
-    for options in (calls, unnamed[:3]):
-        session.begin_sampling(SIGMAS)
-        attend(session, options)
-        served = [session.record.summary().cells[layer, 0].options for layer in range(3)]
-        assert [options and options.mode for options in served] == list(modes)
-    session.begin_sampling(SIGMAS)
-    with pytest.raises(ValueError, match="SA-503"):
-        attend(session, unnamed)
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_a_policy_tells_where_a_model_without_names_leaves_calls_out(named: bool) -> None:
-    measured = {(layer, 0): {AttentionOptions("8b"): Agreement(1.0, 0.0, 0.0)} for layer in range(3)}
-    names = {layer: f"block {layer} self" if named else f"call {layer}" for layer in range(3)}
-    policy = make_policy(Signature.of("LTXV", {}), "fast", dict.fromkeys(range(3), 32), measured, names=names)
-    session = node_session(Settings(backend="reference", policy=policy), selector=policy)
-    session.begin_sampling(SIGMAS)
-    for numbers in ((0, 1, 2), (0, 2), (0, 1, 2)):
-        attend(session, blocks(*numbers) if named else [{}] * len(numbers))
-    session.end_sampling()
-    assert ("1 of the passes made fewer attention calls than the first" in report([session])) == (not named)
-    session.begin_sampling(SIGMAS)
-    attend(session, blocks(0, 1, 2) if named else [{}] * 3)
-    assert "fewer attention calls" not in report([session]), "each sampling begins anew"
-
-
 def test_the_report_calls_layers_by_their_names() -> None:
-    session = session_with(measure_quality=True)
+    session = session_with(measures_quality=True)
     attend(session, blocks(4))
     assert "  block 4 self: cosine" in report([session])
 

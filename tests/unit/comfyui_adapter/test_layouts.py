@@ -15,7 +15,7 @@ from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.record import Share
 from comfy_sage2.comfyui.settings import Settings
 
-from .calls import node_session
+from .calls import node_session, settings
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,7 @@ def served(
 
 def check(*args: Any, cosine: float = 0.998, **kwargs: Any) -> None:
     """The override serves the call and comes close to plain attention."""
-    out, shares = served(refuse, *args, settings=Settings(backend="reference"), **kwargs)
+    out, shares = served(refuse, *args, settings=settings(), **kwargs)
     exact = plain(*args, **kwargs)
     assert out.shape == exact.shape and out.dtype == exact.dtype
     assert torch.nn.functional.cosine_similarity(out.flatten().double(), exact.flatten().double(), dim=0) > cosine
@@ -98,7 +98,7 @@ def test_keys_and_values_with_their_heads_apart(split: str, skip_output: bool) -
     for number, tensor in ((1, k), (2, v)):
         if "qkv"[number] in split.split(" and "):
             given[number] = tensor.transpose(1, 2)
-    out, shares = served(refuse, *given, HEADS, settings=Settings(backend="reference"), skip_output_reshape=skip_output)
+    out, shares = served(refuse, *given, HEADS, settings=settings(), skip_output_reshape=skip_output)
     assert out.shape == expected.shape
     assert torch.nn.functional.cosine_similarity(out.flatten(), expected.flatten(), dim=0) > 0.998
     assert [share.decision.backend for share in shares] == ["reference"]
@@ -107,7 +107,7 @@ def test_keys_and_values_with_their_heads_apart(split: str, skip_output: bool) -
 def test_heads_of_another_size_are_left_to_comfyui() -> None:
     q, k, v = (flattened(tensor) for tensor in tensors())
     wrong = v.unflatten(-1, (-1, DIM // 2))
-    out, shares = served(lambda *args, **kwargs: q, q, k, wrong, HEADS, settings=Settings(backend="reference"))
+    out, shares = served(lambda *args, **kwargs: q, q, k, wrong, HEADS, settings=settings())
     assert out is q
     [reason] = [share.decision.reason for share in shares]
     assert reason is not None and "[SA-210] v must be (B, N, H * 64) or (B, N, H, 64)" in reason
@@ -140,8 +140,8 @@ def test_mask_changes_the_result() -> None:
     args = (*(flattened(t) for t in tensors()), HEADS)
     mask = torch.zeros(1, 1, 1, KEYS)
     mask[..., KEYS // 4 :] = float("-inf")
-    with_mask, _ = served(refuse, *args, mask, settings=Settings(backend="reference"))
-    without, _ = served(refuse, *args, settings=Settings(backend="reference"))
+    with_mask, _ = served(refuse, *args, mask, settings=settings())
+    without, _ = served(refuse, *args, settings=settings())
     assert torch.nn.functional.cosine_similarity(with_mask.flatten(), without.flatten(), dim=0) < 0.9
 
 
@@ -178,7 +178,7 @@ def test_channels_with_a_stride_are_copied(which: str, skip_reshape: bool) -> No
         tensor.mT.contiguous().mT if name in which else tensor for name, tensor in zip("qkv", given, strict=True)
     ]
     options = {"skip_reshape": skip_reshape}
-    wanted, _ = served(refuse, *given, HEADS, settings=Settings(backend="reference"), **options)
-    out, shares = served(refuse, *strided, HEADS, settings=Settings(backend="reference"), **options)
+    wanted, _ = served(refuse, *given, HEADS, settings=settings(), **options)
+    out, shares = served(refuse, *strided, HEADS, settings=settings(), **options)
     assert torch.equal(out, wanted)
     assert [share.decision.backend for share in shares] == ["reference"]

@@ -18,10 +18,7 @@ from comfy_sage2.comfyui.adapter import memory
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes, quality
 from comfy_sage2.comfyui.session import session as sessions
-from comfy_sage2.comfyui.session.calibration import Calibration
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.settings import FIDELITY
-from comfy_sage2.policy.signature import Signature
 
 from .calls import SIGMAS, ones, qkv, serve_by, session_with
 
@@ -62,7 +59,7 @@ def block(session: Session, calls: int = 1) -> Allocations:
 
 @pytest.mark.parametrize("check_at_end", [False, True])
 def test_nothing_of_a_guarded_call_outlives_its_block(check_at_end: bool) -> None:
-    session = session_with(guard="values")
+    session = session_with(guard=True)
     model_pass = session.begin_pass(1.0, CPU, {})
     model_pass.check_at_end = check_at_end
     assert model_pass.nonfinite is not None and model_pass.nonfinite.tolist() == [0]
@@ -78,7 +75,7 @@ def test_the_flag_of_the_pass_is_the_one_that_calls_set(monkeypatch: pytest.Monk
         return torch.zeros_like(q)
 
     serve_by(monkeypatch, recording)
-    session = session_with(guard="values")
+    session = session_with(guard=True)
     model_pass = session.begin_pass(1.0, CPU, {})
     model_pass.check_at_end = True
     with model_passes.running(0, model_pass):
@@ -99,7 +96,7 @@ def test_without_a_guard_there_is_no_flag() -> None:
 
 
 def test_nothing_of_a_measured_call_outlives_its_block() -> None:
-    session = session_with(measure_quality=True)
+    session = session_with(measures_quality=True)
     for sigma in SIGMAS[:2]:
         model_pass = session.begin_pass(sigma, CPU, {})
         assert model_pass.agreements is not None
@@ -114,7 +111,7 @@ def test_nothing_of_a_measured_call_outlives_its_block() -> None:
 
 
 def test_later_passes_take_as_much_as_the_model_has_calls() -> None:
-    session = session_with(measure_quality=True)
+    session = session_with(measures_quality=True)
     with model_passes.running(0, model_pass := session.begin_pass(1.0, CPU, {})):
         block(session, calls=3)
     session.end_pass(model_pass)
@@ -123,7 +120,7 @@ def test_later_passes_take_as_much_as_the_model_has_calls() -> None:
 
 def test_more_calls_than_expected_are_kept_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "_MANY_LAYERS", 1)
-    session = session_with(measure_quality=True)
+    session = session_with(measures_quality=True)
     model_pass = session.begin_pass(1.0, CPU, {})
     first, second = (model_pass.keep(torch.full((3,), value)) for value in (0.5, 0.25))
     assert first.tolist() == [0.5] * 3 and second.tolist() == [0.25] * 3
@@ -161,7 +158,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return found
 
 
-@pytest.mark.parametrize("settings", [{"guard": "values"}, {"guard": FIDELITY}, {"measure_quality": True}], ids=str)
+@pytest.mark.parametrize("settings", [{"guard": True}, {"measures_quality": True}], ids=str)
 def test_what_is_made_for_a_pass_is_not_recorded(recorder: Recorder, settings: dict[str, Any]) -> None:
     session = session_with(**settings)
 
@@ -184,26 +181,12 @@ def test_comparisons_are_not_recorded(recorder: Recorder, monkeypatch: pytest.Mo
         return measure(*args, **kwargs)
 
     monkeypatch.setattr(quality, "measure", looking)
-    session = session_with(measure_quality=True)
+    session = session_with(measures_quality=True)
     model_pass = session.begin_pass(1.0, CPU, {})
     with model_passes.running(0, model_pass):
         block(session, calls=2)
     assert recorder.seen == [False, False]
     assert recorder.records
-
-
-def test_calibrations_are_not_recorded(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(call: object, **options: Any) -> dict[object, object]:
-        recorder.look()
-        return {}
-
-    monkeypatch.setattr("comfy_sage2.comfyui.session.calibration.measure_variants", measure)
-    session = Session(Calibration(Signature("TEST", ()), 1.0, lambda done, total: None))
-    session.begin_sampling(SIGMAS)
-    model_pass = session.begin_pass(1.0, CPU, {})
-    with model_passes.running(0, model_pass):
-        block(session, calls=3)
-    assert recorder.seen and not any(recorder.seen)
 
 
 def test_other_versions_of_comfyui_record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

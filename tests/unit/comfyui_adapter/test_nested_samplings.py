@@ -12,9 +12,8 @@ from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.hooks.sampling import pass_wrapper, sampling_wrapper
 from comfy_sage2.comfyui.session.record import Sampling
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.settings import Settings
 
-from .calls import node_session
+from .calls import node_session, settings
 
 OUTER, INNER = [1.0, 0.75, 0.5, 0.25, 0.0], [0.6, 0.3, 0.0]
 
@@ -39,13 +38,13 @@ class Samplings:
         self.wrapper = sampling_wrapper(session)
         self.override = make_override(session)
         self.steps: list[tuple[int, int]] = []
-        choose = session.handler.choose
+        choose = session.dispatcher.choose
 
         def seen(call: Any, site: Any) -> Any:
             self.steps.append((site.step, site.steps))
             return choose(call, site)
 
-        session.handler.choose = seen  # type: ignore[method-assign]
+        session.dispatcher.choose = seen  # type: ignore[method-assign]
 
     def run(self, sigmas: list[float], between: Any = lambda number: None) -> None:
         def sample(*args: Any) -> None:
@@ -65,7 +64,7 @@ class Samplings:
 
 @pytest.fixture
 def samplings() -> Samplings:
-    return Samplings(node_session(Settings(backend="reference", start_percent=0.5)))
+    return Samplings(node_session(settings(start_percent=0.5)))
 
 
 def test_the_outer_sampling_goes_on_with_its_own_steps(samplings: Samplings) -> None:
@@ -94,13 +93,16 @@ def test_one_that_cannot_begin(samplings: Samplings, monkeypatch: pytest.MonkeyP
     def between(number: int) -> None:
         if number == 0:
             with monkeypatch.context() as patched, pytest.raises(OSError, match="no such model"):
-                patched.setattr(samplings.session.handler, "before_sampling", refuse)
+                patched.setattr(samplings.session, "begin_sampling", refuse)
                 samplings.run(INNER)
 
-    def refuse(*args: Any) -> None:
-        if samplings.steps == [(0, 4)]:
-            samplings.steps.append((-1, 0))
-            raise OSError("no such model")
+    begin = samplings.session.begin_sampling
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        if samplings.steps != [(0, 4)]:
+            return begin(*args, **kwargs)
+        samplings.steps.append((-1, 0))
+        raise OSError("no such model")
 
     samplings.run(OUTER, between)
     assert samplings.steps == [(0, 4), (-1, 0), (1, 4), (2, 4), (3, 4)]

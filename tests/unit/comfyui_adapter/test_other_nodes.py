@@ -14,8 +14,8 @@ from comfy_sage2.comfyui.hooks.prompt import MEMORY_BESIDE, SAGE_BESIDE, notes_o
 from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.report.text import status
-from comfy_sage2.comfyui.settings import Settings
 
+from .calls import settings
 from .test_patch import Patcher
 
 
@@ -65,7 +65,7 @@ def test_other_runs_of_the_queue_do_not_count(monkeypatch: pytest.MonkeyPatch) -
 def test_node_and_log_say_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     runs(monkeypatch, {"1": node("PathchSageAttentionKJ", sage_attention="auto")})
     with caplog.at_level(logging.WARNING, "comfy_sage2"):
-        patched = patch_model(Patcher(), Settings(backend="reference"))
+        patched = patch_model(Patcher(), settings())
     assert SAGE_BESIDE in status(sessions_of(patched)[-1])
     assert [SAGE_BESIDE in record.getMessage() for record in caplog.records] == [True]
 

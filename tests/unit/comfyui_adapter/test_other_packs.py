@@ -8,18 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.comfyui.adapter import packs
 from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE, Override
-from comfy_sage2.comfyui.adapter.packs import inexact, owner_of
+from comfy_sage2.comfyui.adapter.packs import owner_of
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.hooks.watcher import watching
-from comfy_sage2.comfyui.report.text import report, session_headline, session_report, status
+from comfy_sage2.comfyui.report.text import report, session_headline, session_report
 from comfy_sage2.comfyui.report.verdict import verdict
 from comfy_sage2.comfyui.session import model_passes
-from comfy_sage2.comfyui.session.calibration import Calibration
 from comfy_sage2.comfyui.session.record import Summary
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.policy.signature import Signature
 
 from .calls import SIGMAS, call, ones, qkv, session_with
 
@@ -46,12 +43,9 @@ def core(name: str, module: str = "comfy.model_patcher") -> Override:
     return override
 
 
-@pytest.mark.parametrize("measures", [False, True])
-def test_a_node_of_this_pack_behind_this_one(measures: bool) -> None:
+def test_a_node_of_this_pack_behind_this_one() -> None:
     """The model has asked the nodes: nothing is wrong with its code."""
     first = session_with()
-    if measures:
-        first.handler = Calibration(Signature.of("WAN21", {}), 1.0, lambda done, total: None)
     second = session_with(make_override(first), slot=1)
     override = make_override(second)
 
@@ -76,7 +70,7 @@ def test_two_gpus_with_overrides_of_their_own() -> None:
             if name == "_watcher" and value is not None and value[0] is ones:  # type: ignore[index]
                 self.watcher(halved, lambda: halved)
 
-    session = Interrupted(session_with().handler)
+    session = Interrupted(session_with().dispatcher)
     assert session.watcher(ones, lambda: ones) is ones
 
 
@@ -94,24 +88,6 @@ def test_two_gpus_with_overrides_of_their_own() -> None:
 )
 def test_owners(function: Any, owner: str) -> None:
     assert owner_of(function) == owner
-
-
-@pytest.mark.parametrize("name", ["basic", "sub_quad", "split", "xformers", "pytorch", "flash"])
-def test_attention_that_quantizes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert inexact(core(f"attention_{name}")) is None
-    own = core("x")
-    own.__name__ = f"attention_{name}"
-    monkeypatch.setattr(packs, "comfyui_attention", lambda: own)
-    assert inexact(None) is None
-
-
-def test_attention_that_may_quantize(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert inexact(core("attention_sage")) == "ComfyUI's attention node (attention_sage)"
-    assert inexact(halved) == "ComfyUI-Other"
-    own = core("x")
-    own.__name__ = "attention_comfy_kitchen_int8"
-    monkeypatch.setattr(packs, "comfyui_attention", lambda: own)
-    assert inexact(None) == "ComfyUI's attention_comfy_kitchen_int8"
 
 
 def sampled(session: Session, override: Override | None, passes: int = 1, calls: int = 3) -> None:
@@ -244,29 +220,6 @@ def test_an_earlier_run_that_ran_no_pass_is_told_as_that() -> None:
     session.end_sampling(completed=False)
     session.prompt = "one"
     assert "From an earlier run" in report([session], "two")
-
-
-def test_a_calibration_says_whose_sampling_it_measures() -> None:
-    handler = Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None, sampled_by="ComfyUI-Other")
-    session = Session(handler, 0, halved)
-    assert "[SA-409] ComfyUI-Other computes the attention of this sampling and may quantize it" in status(session)
-    session.begin_sampling(SIGMAS)
-    sampled(session, make_override(session))
-    session.end_sampling()
-    assert "[SA-409] ComfyUI-Other" in report([session])
-    exact = Session(Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None))
-    assert "SA-409" not in status(exact)
-
-
-def test_a_calibration_with_another_pack_behind_it_names_that() -> None:
-    session = Session(Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None))
-    session.begin_sampling(SIGMAS)
-    sampled(session, halved)
-    session.end_sampling()
-    assert "nothing was measured: ComfyUI-Other took 3 calls" in report([session])
-    session.begin_sampling(SIGMAS)
-    sampled(session, make_override(session), calls=0)
-    assert "never asked the node (SA-317)" in report([session])
 
 
 @pytest.mark.parametrize(

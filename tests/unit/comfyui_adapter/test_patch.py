@@ -12,10 +12,11 @@ import torch
 
 from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE
 from comfy_sage2.comfyui.hooks.sampling import COMPILE_OPTIONS, OUTER_SAMPLE, WRAPPER_KEY, sessions_of
-from comfy_sage2.comfyui.patch import calibrated_model, patch_model
+from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.report.text import report, session_headline
 from comfy_sage2.comfyui.session import model_passes
-from comfy_sage2.comfyui.settings import Settings
+
+from .calls import settings
 
 
 class Patcher:
@@ -66,17 +67,10 @@ def test_a_run_without_the_compiler_does_not_hide_a_change_from_it(monkeypatch: 
     resets: list[None] = []
     monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(None))
     loaded = Patcher()
-    off, on = (patch_model(loaded, Settings(mode=mode, backend="reference")) for mode in ("off", "8b"))
+    off, on = (patch_model(loaded, settings(mode=mode)) for mode in ("off", "8b"))
     for model, compiled, expected in ((off, True, 1), (on, False, 1), (on, True, 2), (on, True, 2), (off, True, 3)):
         sampled(model, compiled)
         assert len(resets) == expected
-
-
-def behind_another() -> Patcher:
-    """A model that another pack has given an attention."""
-    model = Patcher()
-    model.override_options[OVERRIDE] = lambda func, *args, **kwargs: 2.0 * func(*args, **kwargs)
-    return model
 
 
 class Interrupted(BaseException):
@@ -87,19 +81,11 @@ def stopped() -> None:
     raise Interrupted
 
 
-@pytest.mark.parametrize(
-    "node",
-    [
-        lambda: patch_model(Patcher(), Settings(backend="reference")),
-        lambda: calibrated_model(behind_another(), 5.0, lambda *done: None),
-    ],
-    ids=["SageAttention2", "calibrate"],
-)
-def test_a_report_knows_how_far_a_sampling_without_a_pass_came(node: Callable[[], Any]) -> None:
-    model = node()
+def test_a_report_knows_how_far_a_sampling_without_a_pass_came() -> None:
+    model = patch_model(Patcher(), settings())
     (session,) = sessions_of(model)
     told: list[str] = []
-    session.publish_status = lambda text, policy: told.append(text)
+    session.publish_status = lambda text: told.append(text)
     assert "nothing was sampled" in report([session]) and "yet" in report([session])
     sampled(model)
     assert "the sampling ended, and no pass of the model" in report([session])
@@ -113,7 +99,7 @@ def test_a_report_knows_how_far_a_sampling_without_a_pass_came(node: Callable[[]
 
 
 def test_a_sampling_that_stopped_early_is_told_as_that() -> None:
-    model = patch_model(Patcher(), Settings(backend="reference"))
+    model = patch_model(Patcher(), settings())
     (session,) = sessions_of(model)
 
     def stopped_within() -> None:
@@ -128,24 +114,3 @@ def test_a_sampling_that_stopped_early_is_told_as_that() -> None:
         [session]
     )
     assert "stopped before its end" in session_headline(session)
-
-
-def test_what_is_measured_is_not_quantized_already() -> None:
-    """After SageAttention2 nodes the calls still go to ComfyUI; another pack's override is not passed by."""
-    model = behind_another()
-    for mode in ("8b", "4b"):
-        model = patch_model(model, Settings(mode=mode, backend="reference"))
-    model = calibrated_model(model, 5.0, lambda *done: None)
-    sessions = sessions_of(model)
-    for session in sessions:
-        session.begin_sampling([1.0, 0.0])
-    q, k, v = (torch.randn(1, 16, 64) for _ in range(3))
-    cpu = torch.device("cpu")
-    with (
-        model_passes.running(0, sessions[0].begin_pass(1.0, cpu, {})),
-        model_passes.running(1, sessions[1].begin_pass(1.0, cpu, {})),
-        model_passes.running(2, sessions[2].begin_pass(1.0, cpu, {})),
-    ):
-        out = model.override_options[OVERRIDE](lambda q, *rest, **kwargs: torch.ones_like(q), q, k, v, 2)
-    assert torch.equal(out, torch.full_like(q, 2.0))
-    assert [session.record.summary().calls for session in sessions] == [0, 0, 1]

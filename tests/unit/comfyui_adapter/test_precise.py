@@ -1,4 +1,4 @@
-"""Mode precise: chosen by the user, by a policy and by the guard, and refused where a backend lacks it."""
+"""Mode precise: chosen by the user and by the guard, and refused where a backend lacks it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,15 @@ import torch
 
 from comfy_sage2 import registry
 from comfy_sage2.backends.constraints import option_is
-from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session import guard
-from comfy_sage2.comfyui.session.calibration import Calibration
 from comfy_sage2.comfyui.session.dispatcher import probe
-from comfy_sage2.comfyui.session.measurement import measure_variants, served_variants
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.policy.calibrated import Cell, Policy
-from comfy_sage2.policy.signature import Signature
-from comfy_sage2.policy.targets import VARIANTS
 from comfy_sage2.reference.exact import exact_attention
 
-from .calls import SIGMAS, call, node_session, ones, qkv, serve_by, session_with
+from .calls import SIGMAS, call, node_session, ones, qkv, serve_by, session_with, settings
 
 CPU = torch.device("cpu")
 PRECISE = AttentionOptions("precise")
@@ -52,7 +45,7 @@ def without_precise(monkeypatch: pytest.MonkeyPatch) -> None:
 def sampled(kernel: Kernel, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Session, list[float]]:
     """One guarded call in each of two steps; the mean of each output."""
     serve_by(monkeypatch, kernel)
-    session = session_with(guard="values", **options)
+    session = session_with(guard=True, **options)
     return session, [float(call(session, *qkv(), 2, sigma=sigma).mean()) for sigma in (1.0, 0.5)]
 
 
@@ -66,7 +59,7 @@ def test_the_guard_takes_precise_next(mode: str, monkeypatch: pytest.MonkeyPatch
     shares = {share.decision.label: share.calls for share in session.record.summary().shares}
     assert shares == {"reference · precise": 2}
     session.begin_sampling(SIGMAS)
-    assert session.handler.guard is not None and session.handler.guard.mode(0) is None
+    assert session.dispatcher.guard is not None and not session.dispatcher.guard.restricted
 
 
 def test_where_precise_breaks_too_comfyui_computes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,9 +96,9 @@ def test_after_precise_comes_comfyui(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("smooth_v", [False, True])
 def test_the_node_computes_in_precise(smooth_v: bool) -> None:
     """Its values are not quantized, so that there is nothing to smooth, and nothing to report as smoothed."""
-    settings = Settings(mode="precise", smooth_v=smooth_v, backend="reference", rotate="on")
-    assert settings.describe() == "mode precise, rotation, backend reference"
-    session = node_session(settings)
+    chosen = settings(mode="precise", smooth_v=smooth_v, rotate="on")
+    assert chosen.describe() == "mode precise, rotation, backend reference"
+    session = node_session(chosen)
     session.begin_sampling(SIGMAS)
     tensors = qkv()
     out = call(session, *tensors, 2)
@@ -119,44 +112,9 @@ def test_the_node_computes_in_precise(smooth_v: bool) -> None:
 def test_a_backend_without_precise_leaves_the_call_to_comfyui(monkeypatch: pytest.MonkeyPatch) -> None:
     without_precise(monkeypatch)
     reason = "[SA-206] mode must be 8b or 4b here, got precise"
-    assert probe(CPU, Settings(mode="precise", backend="reference")).reason == reason
-    policy = Policy(Signature.of("WAN21", {}), "lossless", (0.0, 1.0), (64,), ((Cell(PRECISE),),))
-    session = node_session(Settings(backend="reference", policy=policy), selector=policy)
+    assert probe(CPU, settings(mode="precise")).reason == reason
+    session = node_session(settings(mode="precise"))
     session.begin_sampling(SIGMAS)
     out = call(session, *qkv(), 2, func=ones)
     assert torch.equal(out, torch.ones_like(out))
     assert [share.decision.reason for share in session.record.summary().shares] == [reason]
-
-
-class Accelerated:
-    """The reference in the part of a kernel that has some of the modes."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modes: str) -> None:
-        without = option_is("mode", *modes)
-        monkeypatch.setattr(registry.get("reference"), "accelerated", True)
-        monkeypatch.setattr(registry.get("reference"), "constraints", (without,))
-
-
-@pytest.mark.parametrize("modes", [("8b",), ("8b", "precise"), ("8b", "4b", "precise")], ids="-".join)
-def test_a_calibration_measures_the_modes_that_are_served(
-    modes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    q, k, v = qkv()
-    asked = AttentionCall(q, k, v, 2)
-    assert served_variants(asked) == VARIANTS, "the reference measures where nothing accelerated runs"
-    Accelerated(monkeypatch, *modes)
-    assert {options.mode for options in measure_variants(asked)} == set(modes)
-
-
-@pytest.mark.slow
-def test_a_calibration_finds_the_layer_that_needs_precise() -> None:
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 512, 64) for _ in range(3))
-    handler = Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None, rotate="on")
-    handler.begin_sampling(1)
-    handler.head_dims[0], handler.names[0] = 64, "call 0"
-    handler._measure(AttentionCall(q, k, v, 2, skip_reshape=True), (0, 0))
-    found = handler.measurements[0, 0]
-    assert found[PRECISE].relative_l1 < 0.015 < 0.03 < found[AttentionOptions()].relative_l1
-    assert handler.policy("fast").cells[0][0].options == AttentionOptions("4b")
-    assert "  precise: cosine" in handler.own_report(Session(handler).record.summary())

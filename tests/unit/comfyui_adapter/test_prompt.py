@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from comfy_sage2.comfyui.hooks.prompt import REPORT, reads_times, running_prompt
+from comfy_sage2.comfyui.hooks.prompt import REPORT, measures_quality, reads_times, running_prompt
 
 SAMPLED = {"3": {"class_type": "KSampler", "inputs": {}}}
 REPORTED = {**SAMPLED, "4": {"class_type": REPORT, "inputs": {}}}
@@ -56,6 +56,22 @@ def test_a_report_reads_times(monkeypatch: pytest.MonkeyPatch, prompt: object, r
     in_run(monkeypatch, "mine")
     with_queue(monkeypatch, {0: item("other", other), 1: item("mine", prompt)})
     assert reads_times() is read
+
+
+@pytest.mark.parametrize(
+    ("inputs", "measures"),
+    [({}, False), ({"measure_quality": False}, False), ({"measure_quality": True}, True)]
+    + [({"measure_quality": ["7", 0]}, False)],  # another node gives it, later than it is needed
+)
+def test_a_report_says_whether_quality_is_measured(
+    monkeypatch: pytest.MonkeyPatch, inputs: dict[str, Any], measures: bool
+) -> None:
+    in_run(monkeypatch, "mine")
+    report = {"class_type": REPORT, "inputs": inputs}
+    with_queue(monkeypatch, {0: item("mine", {**REPORTED, "5": report})})
+    assert measures_quality() is measures
+    in_run(monkeypatch, "other")
+    assert not measures_quality()
 
 
 def test_a_sampling_outside_of_the_queue_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:

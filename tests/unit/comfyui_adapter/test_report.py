@@ -30,8 +30,8 @@ def session_of(settings: Settings | None = None, expected: Decision = BY_KERNEL)
 
 def recorded(layers: int = 6, steps: int = 5, reasons: int = 1, ended: bool = True) -> Session:
     """A session with a backend's calls, and one fallback a step for each of `reasons` reasons, with quality."""
-    session = session_of(Settings(measure_quality=True))
-    session.begin_sampling([1.0 - step / steps for step in range(steps + 1)])
+    session = session_of()
+    session.begin_sampling([1.0 - step / steps for step in range(steps + 1)], measures_quality=True)
     session.record.begin_pass(start_timer(CPU))
     for step in range(steps):
         for layer in range(layers):
@@ -64,6 +64,16 @@ def test_float32_rounding_stays_in_its_step() -> None:
     sigmas = torch.linspace(1, 0, 51, dtype=torch.float64).tolist()
     schedule = Schedule(sigmas)
     assert [schedule.step(float(torch.tensor(sigma, dtype=torch.float32))) for sigma in sigmas[:-1]] == list(range(50))
+
+
+@pytest.mark.parametrize("measures", [False, True])
+@pytest.mark.parametrize("wanted", [False, True])
+def test_the_report_says_where_quality_was_not_measured(measures: bool, wanted: bool) -> None:
+    session = session_with(measures_quality=measures)
+    call(session, *qkv(), 2)
+    text = report([session], wants_quality=wanted)
+    assert ("Compared with full precision" in text) == measures
+    assert ("'measure quality' was off when this was sampled" in text) == (wanted and not measures)
 
 
 def test_step_range() -> None:

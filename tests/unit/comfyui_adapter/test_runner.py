@@ -13,7 +13,7 @@ import torch
 from comfy_sage2.call_site import CallSite
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.session import guard
-from comfy_sage2.comfyui.session.handler import Handler
+from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.model_passes import ModelPass
 from comfy_sage2.comfyui.session.observers import Computed, Observer
 from comfy_sage2.comfyui.session.record import Decision
@@ -64,18 +64,13 @@ class Plan:
         return Decision("kernel", self.options, plan=plan)
 
 
-class Steps(Handler):
-    """A handler that knows these more exact ways, one after the other."""
-
-    title = "steps"
+class Steps(Dispatcher):
+    """Knows these more exact ways, one after the other."""
 
     def __init__(self, *more: Plan, checks: bool = True, sparsity: Any = None) -> None:
         self.more = list(more)
         self.guard = guard.Guard() if checks else None
         self.sparsity = sparsity
-
-    def begin_sampling(self, steps: int) -> None:
-        raise AssertionError("the runner begins none")
 
     def choose(self, call: AttentionCall, site: CallSite) -> Decision:
         raise AssertionError("the runner decides nothing")
@@ -111,12 +106,12 @@ def a_pass() -> ModelPass:
     return ModelPass(session, 0, {})
 
 
-def run(handler: Handler, call: AttentionCall, plan: Plan, *observers: Observer, model_pass: Any = None) -> Any:
+def run(dispatcher: Dispatcher, call: AttentionCall, plan: Plan, *observers: Observer, model_pass: Any = None) -> Any:
     def fallback() -> torch.Tensor:
         assert call.is_released, "whoever else holds q, k and v decides when they are freed"
         return FALLEN_BACK
 
-    return Runner(handler).run(call, plan.decision, SITE, model_pass or a_pass(), fallback, observers)
+    return Runner(dispatcher).run(call, plan.decision, SITE, model_pass or a_pass(), fallback, observers)
 
 
 NAN = float("nan")
@@ -239,7 +234,7 @@ class TestContainers:
 
 
 class Sparse:
-    """A stand-in for the sparsity of a handler: serves with the output `found`, and whether blocks were skipped."""
+    """A stand-in for the sparsity of a dispatcher: serves with the output `found`, and whether blocks were skipped."""
 
     def __init__(self, found: tuple[float, bool] | None) -> None:
         self.found = found

@@ -11,20 +11,18 @@ import torch
 
 from comfy_sage2.call_site import CallSite
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
-from comfy_sage2.comfyui.session import fidelity, guard, model_passes, quality
+from comfy_sage2.comfyui.session import guard, model_passes, quality
 from comfy_sage2.comfyui.session.model_passes import ModelPass
 from comfy_sage2.comfyui.session.observers import (
     CallRecorder,
     Computed,
     Downgrades,
     EarlierNodes,
-    FidelityCheck,
     Quality,
 )
 from comfy_sage2.comfyui.session.record import Decision, Record
 from comfy_sage2.comfyui.session.timer import NO_TIMER
-from comfy_sage2.metrics import Agreement
-from comfy_sage2.options import EXACT, AttentionOptions
+from comfy_sage2.options import AttentionOptions
 
 CPU = torch.device("cpu")
 SITE = CallSite(0, None, 2, 4, 40, "block 7 self")
@@ -130,10 +128,9 @@ class TestEarlierNodes:
 
 class TestDowngrades:
     def told(self, decision: Decision, **changes: Any) -> tuple[guard.Downgrade, ...]:
-        handler: Any = SimpleNamespace(guard=guard.Guard())
-        Downgrades(handler, lambda call: "the node before").after(done(decision, **changes))
-        found: tuple[guard.Downgrade, ...] = handler.guard.downgrades
-        return found
+        checks = guard.Guard()
+        Downgrades(checks, lambda call: "the node before").after(done(decision, **changes))
+        return checks.downgrades
 
     def test_nothing_is_said_of_a_call_that_was_whole(self) -> None:
         assert self.told(by_kernel()) == self.told(LEFT) == ()
@@ -148,90 +145,6 @@ class TestDowngrades:
         out[0, 3, 5] = 1.0 if finite else float("inf")
         found = guard.Downgrade(0, "block 7 self", 2, "a, then b", "the node before", finite)
         assert self.told(Decision(reason=guard.RECOMPUTED), broken=["a", "b"], out=out) == (found,)
-
-    def test_a_handler_that_has_no_guard_any_more(self) -> None:
-        handler: Any = SimpleNamespace(guard=None)
-        Downgrades(handler, no_fallback).after(done(by_kernel(), broken=["a"]))  # type: ignore[arg-type]
-
-
-class Ladder:
-    """A handler whose next mode is more exact."""
-
-    def __init__(self, following: Decision | None) -> None:
-        self.following = following
-
-    def next_exact(self, call: AttentionCall, decision: Decision) -> Decision | None:
-        assert not call.is_released
-        return self.following
-
-
-class TestFidelity:
-    def observer(self, following: Decision | None = None) -> tuple[FidelityCheck, Warnings]:
-        handler: Any = Ladder(following)
-        warnings = Warnings()
-        return FidelityCheck(handler, warnings, lambda call: "full precision"), warnings
-
-    def probed(self) -> ModelPass:
-        model_pass = a_pass()
-        model_pass.probe = fidelity.Fidelity().begin(CPU)
-        return model_pass
-
-    def sample(self, model_pass: ModelPass) -> tuple[int, fidelity.SampledCall]:
-        assert model_pass.probe is not None and model_pass.probe.taken is not None
-        return model_pass.probe.taken
-
-    def test_needs_the_inputs_of_the_call_whose_turn_it_is(self) -> None:
-        observer, _ = self.observer()
-        model_pass = self.probed()
-        assert observer.needs_inputs(by_kernel(), SITE, model_pass)
-        assert not observer.needs_inputs(by_kernel(EXACT), SITE, model_pass)
-        assert not observer.needs_inputs(LEFT, SITE, model_pass)
-        assert not observer.needs_inputs(by_kernel(), SITE, a_pass()), "nobody looks at this pass"
-        observer.after(done(by_kernel(), model_pass=model_pass))
-        assert not observer.needs_inputs(by_kernel(), SITE, model_pass), "one call a pass"
-
-    def test_a_sample_and_who_comes_next(self) -> None:
-        observer, _ = self.observer(by_kernel("precise"))
-        model_pass = self.probed()
-        observer.after(done(by_kernel(), model_pass=model_pass))
-        layer, served = self.sample(model_pass)
-        assert layer == SITE.layer and model_pass.probe is not None and model_pass.probe.quantized == [0]
-        assert served == fidelity.SampledCall("block 7 self", "8b", "kernel · 8b", "precise", "kernel · precise")
-        found = Agreement(*model_pass.probe._figures.values())
-        assert found.cosine > 0.9999 and found.relative_l1 < 1e-4
-
-    def test_a_wrong_output_shows(self) -> None:
-        observer, _ = self.observer()
-        model_pass, call = self.probed(), a_call()
-        observer.after(done(by_kernel(), model_pass=model_pass, call=call, out=exact(call).roll(1, dims=1)))
-        assert model_pass.probe is not None and model_pass.probe._figures.values()[0] < 0.9
-        assert self.sample(model_pass)[1].next_mode is None and self.sample(model_pass)[1].next_by == "full precision"
-
-    def test_after_skipped_blocks_comes_the_same_mode_with_all(self) -> None:
-        observer, _ = self.observer(by_kernel("precise"))
-        model_pass = self.probed()
-        observer.after(done(by_kernel(skips=True), model_pass=model_pass))
-        served = self.sample(model_pass)[1]
-        assert served.skips and served.next_mode == "8b" and served.next_by == "kernel · 8b with all key blocks"
-
-    @pytest.mark.parametrize("decision", [LEFT, by_kernel(EXACT)], ids=["left", "exact"])
-    def test_what_is_not_quantized_has_no_turn(self, decision: Decision) -> None:
-        observer, _ = self.observer()
-        model_pass, call = self.probed(), a_call()
-        out = exact(call)
-        call.release()
-        observer.after(done(decision, model_pass=model_pass, call=call, out=out))
-        assert model_pass.probe is not None and model_pass.probe.quantized == [] and model_pass.probe.taken is None
-
-    def test_without_memory_nothing_is_compared(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def full(*tensors: Any, **given: Any) -> Any:
-            raise torch.cuda.OutOfMemoryError("full")
-
-        observer, warnings = self.observer()
-        monkeypatch.setattr(fidelity, "measure", full)
-        model_pass = self.probed()
-        observer.after(done(by_kernel(), model_pass=model_pass))
-        assert model_pass.probe is not None and model_pass.probe.taken is None and len(warnings) == 1
 
 
 class TestQuality:

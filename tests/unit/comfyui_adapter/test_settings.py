@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.report.text import status
 from comfy_sage2.comfyui.session import dispatcher
 from comfy_sage2.comfyui.session.record import Decision
-from comfy_sage2.comfyui.settings import BACKENDS, MODES, Settings, reason_against_steps
+from comfy_sage2.comfyui.settings import CHOICES, Settings, reason_against_steps
 
 from .test_patch import Patcher
 
@@ -22,44 +21,32 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("value", ["2b", "", None, 8, ["8b"], {"8b": 1}, "x" * 10**6, "\ud800\u202e\x00\n"])
-@pytest.mark.parametrize(("name", "default"), [("mode", "8b"), ("backend", "auto")])
-def test_unknown_choice_gives_way_to_the_default_and_is_named(name: str, default: str, value: object) -> None:
-    settings = Settings.of_workflow(**{name: value})
-    assert replace(settings, notes=()) == Settings()
-    (note,) = settings.notes
+@pytest.mark.parametrize("name", CHOICES)
+def test_unknown_choice_gives_way_to_the_default_and_is_named(name: str, value: object) -> None:
+    chosen, default = Settings().with_inputs({name: value}), getattr(Settings(), name)
+    assert replace(chosen, notes=()) == Settings()
+    (note,) = chosen.notes
     assert note.startswith(f"[SA-401] {name} ") and f"{default} is used" in note
     assert note.isprintable() and len(note) < 250
     assert note.encode()
 
 
 def test_known_choices_are_taken_without_a_word() -> None:
-    for mode in MODES:
-        for backend in BACKENDS:
-            assert Settings.of_workflow(mode=mode, backend=backend) == Settings(mode=mode, backend=backend)
+    for name, allowed in CHOICES.items():
+        for value in allowed:
+            chosen = Settings().with_inputs({name: value})
+            assert getattr(chosen, name) == value and not chosen.notes
 
 
-def test_a_prompt_without_an_input_means_what_it_did_before_there_was_one() -> None:
-    found = Settings.of_workflow(mode="4b")
-    assert (found.when, found.guard, found.rotate, found.sparse, found.skip) == ("always", "off", "off", "off", "off")
-    assert (found.start_percent, found.end_percent, found.dense_percent) == (0.0, 1.0, 0.2)
-    assert (found.apply_to, found.backend, found.policy) == ("self and cross", "auto", None)
-    assert not (found.smooth_v or found.measure_quality or found.respect_model_attention)
-    assert Settings.of_workflow(guard=True).guard == "values"
+def test_inputs_go_before_those_of_the_options_node_and_notes_of_both_stay() -> None:
+    options = Settings().with_inputs({"rotate": "sometimes", "guard": False}, ["of the options"])
+    chosen = options.with_inputs({"mode": "4b", "smooth_v": True}, ["of the node"])
+    assert (chosen.mode, chosen.smooth_v, chosen.guard, chosen.rotate) == ("4b", True, False, "auto")
+    first, unknown, last = chosen.notes
+    assert (first, last) == ("of the options", "of the node") and unknown.startswith("[SA-401] rotate 'sometimes' ")
 
 
-def test_other_unknown_choices_are_errors() -> None:
-    with pytest.raises(ValueError, match="apply_to must be one of"):
-        Settings.of_workflow(apply_to="cross only")
-
-
-@pytest.mark.parametrize("value", ["some", "", None, 1, True, ["fast"], "x" * 10**6, "\ud800\u202e\x00\n"])
-def test_an_unknown_level_of_skip_is_an_error(value: Any) -> None:
-    with pytest.raises(ValueError, match="skip must be one of 'off', 'lossless', 'balanced', 'fast'") as refused:
-        Settings.of_workflow(skip=value)
-    assert len(str(refused.value)) < 250 and str(refused.value).isprintable()
-
-
-FROM, UNTIL = "'active from' (start_percent)", "'active until' (end_percent)"
+FROM, UNTIL = "'start percent' (start_percent)", "'end percent' (end_percent)"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +76,7 @@ def test_reference_serves_where_no_kernel_can(mode: str, caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING, "comfy_sage2"):
         model = patch_model(Patcher(), Settings(mode=mode, backend="auto or reference"))
     (session,) = sessions_of(model)
-    assert session.handler.idle_reason is None
+    assert session.dispatcher.idle_reason is None
     first, note = status(session).splitlines()
     assert first.startswith("The slow reference version computes the attention")
     assert note.startswith("[SA-1") and ". The slow reference version runs in place of a kernel" in note
@@ -98,7 +85,7 @@ def test_reference_serves_where_no_kernel_can(mode: str, caplog: pytest.LogCaptu
 
 def test_kernel_serves_where_one_can(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with backend auto: no call of it goes to the reference."""
-    monkeypatch.setattr(dispatcher, "probe", lambda device, settings: Decision("sm90", settings.options))
+    monkeypatch.setattr(dispatcher, "probe", lambda device, settings: Decision("sm90", settings.options("8b")))
     decided = dispatcher.with_backend(CPU, Settings(backend="auto or reference"))
     assert decided == Settings(backend="auto")
 

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.comfyui.adapter.token_kinds import TokenKinds
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session.model_passes import ModelPass
-from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.settings import Settings
-from comfy_sage2.options import AttentionOptions
-from comfy_sage2.policy.calibrated import Cell, Policy
-from comfy_sage2.policy.signature import Signature
-from comfy_sage2.sparsity.controller import SparsityController
+from comfy_sage2.comfyui.settings import SPARSE, Settings
 from comfy_sage2.sparsity.levels import LEVELS
-from comfy_sage2.sparsity.mask_cache import PassKey
 
-from .calls import node_session
-from .skip_samplings import (
-    HEAD_DIM,
-    HEADS,
+from .sparse_samplings import (
     TOKENS,
     begin,
     by_mask,
@@ -33,17 +22,14 @@ from .skip_samplings import (
     figures,
     focused,
     listed,
-    lossless_mask,
     run,
     sampled,
+    selected,
     sigma,
+    sparse,
 )
 
 pytestmark = pytest.mark.usefixtures("short_calls_skip")
-
-
-def sparse(level: str = "medium", **options: Any) -> Session:
-    return node_session(Settings(**{"backend": "reference", "sparse": level, **options}))
 
 
 def with_others(monkeypatch: pytest.MonkeyPatch, kinds: TokenKinds) -> None:
@@ -58,12 +44,12 @@ def with_others(monkeypatch: pytest.MonkeyPatch, kinds: TokenKinds) -> None:
     monkeypatch.setattr(ModelPass, "__init__", made)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", SPARSE[1:])
 def test_heads_stay_within_the_bound(level: str) -> None:
     session, tensors = sparse(level), focused(0)
     outs = sampled(session, tensors)
     whole, bound = dense(tensors), LEVELS[level].bound
-    assert listed(session) == [False, True, True, level != "lossless", True], "lossless finds blocks in dense steps"
+    assert listed(session) == [False, True, True, True, True]
     for out in (outs[1], outs[2], outs[4]):
         assert (out - whole).norm() / whole.norm() <= 1.2 * bound + 1e-4
     (found,) = figures(session).values()
@@ -75,7 +61,7 @@ def test_heads_stay_within_the_bound(level: str) -> None:
 def test_looser_bounds_compute_fewer_blocks() -> None:
     tensors = focused(3, beside=2)
     shares = []
-    for level in LEVELS:
+    for level in SPARSE[1:]:
         session = sparse(level)
         sampled(session, tensors)
         shares.append(figures(session)[0].computed)
@@ -147,26 +133,23 @@ def test_a_further_evaluation_of_the_last_dense_step_is_dense() -> None:
     assert listed(session) == [False, True]
 
 
-def test_blocks_of_text_are_keys_of_all_and_their_queries_are_dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_others(monkeypatch, TokenKinds(packed_length=TOKENS, packed_others=((0, 100), (300, 301))))
-    session, tensors = sparse("lossless"), focused(4)
+@pytest.mark.parametrize(
+    ("kinds", "blocks"),
+    [
+        (TokenKinds(packed_length=TOKENS, packed_others=((0, 100), (300, 301))), (0, 2)),
+        (TokenKinds(beside=130), (0, 1, 6, 7)),  # both ends of a joint sequence, as models do not tell
+    ],
+    ids=["packed", "joint"],
+)
+def test_blocks_of_text_are_keys_of_all_and_their_queries_are_dense(
+    monkeypatch: pytest.MonkeyPatch, kinds: TokenKinds, blocks: tuple[int, ...]
+) -> None:
+    with_others(monkeypatch, kinds)
+    session, tensors = sparse("light"), focused(4)
     outs = sampled(session, tensors)
-    active = lossless_mask(tensors)
-    for block in (0, 2):
-        active[..., block] = True
-        active[:, :, block] = True
-    assert active.float().mean() < 0.8
-    assert torch.equal(outs[1], by_mask(tensors, active))
-
-
-def test_both_ends_of_a_joint_sequence_count_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_others(monkeypatch, TokenKinds(beside=130))
-    session, tensors = sparse("lossless"), focused(4)
-    outs = sampled(session, tensors)
-    active = lossless_mask(tensors)
-    for block in (0, 1, 6, 7):
-        active[..., block] = True
-        active[:, :, block] = True
+    active = selected("light", tensors, step=1, others=kinds.others(TOKENS))
+    assert all(active[..., block].all() and active[:, :, block].all() for block in blocks)
+    assert active.float().mean() < 0.9
     assert torch.equal(outs[1], by_mask(tensors, active))
 
 
@@ -192,24 +175,6 @@ def test_what_inputs_say_of_tokens() -> None:
     assert packed.others(1000) == ((0, 77), (77, 90)) and packed.others(900) == ()
 
 
-def test_sparse_goes_before_skip_and_the_node_before_the_policy() -> None:
-    cell = Cell(AttentionOptions("8b"))
-    plain = Policy(Signature.of("", {}), "fast", (0.0, 1.0), (HEAD_DIM,), ((cell,),))
-    carried = replace(plain, sparse="strong", skip="balanced")
-
-    def title(policy: Policy | None, **options: Any) -> str | None:
-        found = Settings(policy=policy, **options).sparsity
-        return None if found is None else found.title
-
-    assert title(carried) == "sparse strong" and title(replace(carried, sparse="off")) == "skip balanced"
-    assert title(carried, sparse="light") == "sparse light" and title(carried, skip="fast") == "skip fast"
-    assert title(plain, sparse="light", skip="fast") == "sparse light" and title(None) is None
-    found = Settings(sparse="light", dense_percent=0.3).sparsity
-    assert found is not None and found.dense_share == 0.3
-    skip = Settings(skip="fast", dense_percent=0.3).sparsity
-    assert skip is not None and skip.dense_share == 0.0
-
-
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
 def test_a_share_of_dense_steps_out_of_range_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match=r"\[SA-402\] 'dense at first' \(dense_percent\) must be from 0 to 1, and"):
@@ -224,14 +189,6 @@ def test_short_calls_are_dense_with_their_reason(monkeypatch: pytest.MonkeyPatch
         "2 calls computed all key blocks: [SA-318] this call is too short to save time: it has fewer than 64 blocks "
         "of 128 keys"
     ) in report([session])
-
-
-def selected(level: str, tensors: list[torch.Tensor], step: int = 0) -> torch.Tensor:
-    """What a level selects for such a call."""
-    q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in tensors)
-    mask = SparsityController(LEVELS[level]).select(0, PassKey(step), q, k, v, HEAD_DIM**-0.5)
-    assert isinstance(mask, BlockMask)
-    return mask.to_dense()
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -25,15 +25,11 @@ from comfy_sage2.autotune.timings import Candidate, Times, Work
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.kernels import contents, manifest
 from comfy_sage2.kernels.errors import KernelUnavailable
-from comfy_sage2.policy.document import from_text, to_text
-from comfy_sage2.policy.files import fingerprint, load_policy, policy_path
-from comfy_sage2.policy.signature import Signature
-from comfy_sage2.text import check_file_name, one_line
+from comfy_sage2.text import one_line
 
 pytestmark = pytest.mark.slow
 INPUTS = 10_000
 MOST_SECONDS = 25  # of CPU time for one kind of input, twice what the slowest takes
-POLICY = Path(__file__).parents[2] / "comfyui" / "tiny_wan_policy.json"
 Attempt = Callable[[random.Random], bool]  # whether the input was of use
 
 
@@ -48,70 +44,6 @@ def put(path: Path, content: bytes) -> None:
     """A new file: some file systems wait for the disk where one is cut to nothing and written again."""
     path.unlink(missing_ok=True)
     path.write_bytes(content)
-
-
-def policies(folder: Path) -> Attempt:
-    base = json.loads(POLICY.read_text(encoding="utf-8"))
-    base["layers"] = base["layers"][:2]
-    plain = json.dumps(base)
-
-    def attempt(source: random.Random) -> bool:
-        given = json.dumps(document(source, base)) if source.random() < 0.8 else text(source, plain)
-        try:
-            policy = from_text(given)
-            policy.signature.require(Signature.of("WAN21", {"dim": 256}))
-        except ValueError as error:
-            assert_harmless(str(error))
-            return False
-        else:
-            assert_harmless(policy.reasoning(2, 10)[0])
-            again = from_text(to_text(policy))
-            assert [[cell.options for cell in row] for row in again.cells] == [
-                [cell.options for cell in row] for row in policy.cells
-            ]
-        return True
-
-    return attempt
-
-
-def policy_files(folder: Path) -> Attempt:
-    policy = json.loads(POLICY.read_text(encoding="utf-8"))
-    base = json.dumps({**policy, "layers": policy["layers"][:1]}).encode()
-    path = folder / "given.json"
-
-    def attempt(source: random.Random) -> bool:
-        put(path, data(source, base))
-        assert isinstance(fingerprint(folder, "", "given"), str)
-        try:
-            load_policy(folder, "", "given")
-        except ValueError as error:
-            assert_harmless(str(error))
-            return False
-        return True
-
-    return attempt
-
-
-def file_names(folder: Path) -> Attempt:
-    def attempt(source: random.Random) -> bool:
-        name = text(source, source.choice(("wan 2.1", "a.json")))
-        is_taken = False
-        for call in (
-            lambda: policy_path(folder, name),
-            lambda: folder / check_file_name(name, ".safetensors"),
-            lambda: load_policy(folder, "", name or "x"),
-        ):
-            try:
-                path = call()
-            except ValueError as error:
-                assert_harmless(str(error))
-            else:
-                assert isinstance(path, Path) and path.resolve().parent == folder.resolve()
-                is_taken = True
-        assert isinstance(fingerprint(folder, "", name), str)
-        return is_taken
-
-    return attempt
 
 
 def choices(folder: Path) -> Attempt:
@@ -237,9 +169,6 @@ def times_of_gpus(folder: Path) -> Attempt:
 
 KINDS = {
     "times of GPUs": times_of_gpus,
-    "policy texts": policies,
-    "policy files": policy_files,
-    "file names of policies": file_names,
     "choices of the node": choices,
     "manifests of the kernel wheels": manifests,
     "kernel wheels": wheels,

@@ -1,4 +1,4 @@
-"""`skip` where it cannot work or something fails: the output is dense, and the report says why."""
+"""`sparse` where it cannot work or something fails: the output is dense, and the report says why."""
 
 from __future__ import annotations
 
@@ -8,33 +8,30 @@ import pytest
 import torch
 
 from comfy_sage2 import registry
-from comfy_sage2.backends.base import BoundCall, Constraint
-from comfy_sage2.backends.constraints import DENSE, WITHOUT_MARGINS
+from comfy_sage2.backends.base import BoundCall
+from comfy_sage2.backends.constraints import DENSE
 from comfy_sage2.backends.reference import ReferenceBackend
 from comfy_sage2.call_site import CallSite
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session.record import Decision, decision_of
-from comfy_sage2.comfyui.settings import FIDELITY, Settings
 from comfy_sage2.options import EXACT, AttentionOptions
 from comfy_sage2.plan import EXACT_IS_FASTER, CallPlan, plan
 from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 
-from .calls import node_session, serve_by
+from .calls import node_session, serve_by, settings
 from .calls import reference_attention as attention
-from .skip_samplings import (
+from .sparse_samplings import (
     TOKENS,
     begin,
-    by_mask,
     dense,
     figures,
     focused,
     listed,
-    lossless_mask,
     run,
     sampled,
-    skipped,
+    sparse,
 )
 
 pytestmark = pytest.mark.usefixtures("short_calls_skip")
@@ -50,37 +47,34 @@ pytestmark = pytest.mark.usefixtures("short_calls_skip")
     ids=["mask", "short", "cross"],
 )
 def test_other_calls_are_dense(tensors: list[torch.Tensor], keywords: dict[str, Any], reason: str | None) -> None:
-    session, plain = skipped(), node_session(Settings(backend="reference"))
+    session, plain = sparse(), node_session(settings())
     for out, whole in zip(
         sampled(session, tensors, 2, **keywords), sampled(plain, tensors, 2, **keywords), strict=True
     ):
         assert torch.equal(out, whole)
     text = report([session])
-    assert "Key blocks skipped (skip balanced): none" in text
+    assert "Key blocks skipped (sparse medium): none" in text
     if reason is not None:
         assert text.count(reason) == 1 and "  2 calls computed all key blocks: [SA-318] " in text
 
 
-@pytest.mark.parametrize(("constraint", "code"), [(DENSE, "SA-212"), (WITHOUT_MARGINS, "SA-214")])
-def test_a_backend_without_lists_or_margins_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, constraint: Constraint, code: str
-) -> None:
-    monkeypatch.setattr(registry.get("reference"), "constraints", (constraint,))
-    session, tensors = skipped(), focused(9)
+def test_a_backend_without_block_masks_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry.get("reference"), "constraints", (DENSE,))
+    session, tensors = sparse(dense_percent=0.0), focused(9)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
-    assert report([session]).count(f"  3 calls computed all key blocks: [{code}] ") == 1
+    assert report([session]).count("  3 calls computed all key blocks: [SA-212] ") == 1
 
 
 def test_exact_attention_stays_exact() -> None:
-    session = skipped(mode="exact")
+    session = sparse(mode="exact")
     sampled(session, focused(10), 2)
     assert not figures(session)
 
 
 def test_an_exact_attention_in_the_modes_place_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it was measured to be faster than the mode with all blocks."""
-    session, tensors = skipped(), focused(10)
-    choose = session.handler.choose
+    session, tensors = sparse(), focused(10)
+    choose = session.dispatcher.choose
 
     def faster(call: AttentionCall, site: CallSite) -> Decision:
         decision = choose(call, site)
@@ -89,34 +83,31 @@ def test_an_exact_attention_in_the_modes_place_is_named(monkeypatch: pytest.Monk
         assert isinstance(found, CallPlan)
         return decision_of(CallPlan(found.signature, found.backend, found.request, EXACT_IS_FASTER))
 
-    monkeypatch.setattr(session.handler, "choose", faster)
+    monkeypatch.setattr(session.dispatcher, "choose", faster)
     sampled(session, tensors, 2)
     text = report([session])
-    assert "Key blocks skipped (skip balanced): none" in text
+    assert "Key blocks skipped (sparse medium): none" in text
     reason = f"an exact attention computes them and leaves out no key blocks: {EXACT_IS_FASTER}"
     assert f"  2 calls computed all key blocks: [SA-318] {reason}" in text
 
 
 @pytest.mark.parametrize(
-    "broken",
-    ["block_margins", "SparsityController.find", "SparsityController.finds", "SparsityController.lists", "block_mask"],
+    "error", [RuntimeError("kernel"), torch.cuda.OutOfMemoryError("memory"), TypeError("block_mask")]
 )
-@pytest.mark.parametrize(
-    "error", [RuntimeError("kernel"), torch.cuda.OutOfMemoryError("memory"), TypeError("block_margins")]
-)
+@pytest.mark.parametrize("broken", ["the kernel", "the selection"])
 def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, broken: str, error: Exception) -> None:
     def fails(*args: Any, **kwargs: Any) -> Any:
         raise error
 
-    def without(*args: Any, **kwargs: Any) -> torch.Tensor:
-        out: torch.Tensor = fails() if broken in kwargs else attention(*args, **kwargs)
+    def without_masks(*args: Any, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = fails() if "block_mask" in kwargs else attention(*args, **kwargs)
         return out
 
-    if broken in ("block_margins", "block_mask"):
-        serve_by(monkeypatch, without)
+    if broken == "the kernel":
+        serve_by(monkeypatch, without_masks)
     else:
-        monkeypatch.setattr(f"comfy_sage2.comfyui.session.sparsity.{broken}", fails)
-    session, tensors = skipped(), focused(11)
+        monkeypatch.setattr("comfy_sage2.sparsity.controller.block_scores", fails)
+    session, tensors = sparse(dense_percent=0.0), focused(11)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
     assert listed(session) == [False] * 3
     given_up = f"[SA-318] skipping key blocks failed and stays off for this sampling: {error}"
@@ -135,16 +126,16 @@ def test_a_backend_that_cannot_bind_lists_is_dense(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(registry, "BACKENDS", (ReferenceBackend(),))  # of which nothing is planned yet
     monkeypatch.setattr(ReferenceBackend, "bind", fails)
-    session, tensors = skipped(), focused(11)
+    session, tensors = sparse(), focused(11)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
     assert report([session]).count("stays off for this sampling: no image for this device") == 1
     assert all(share.decision.backend == "reference" for share in session.record.summary().shares)
 
 
 def test_the_next_sampling_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    session, tensors = skipped(), focused(11)
+    session, tensors = sparse(), focused(11)
     with monkeypatch.context() as patched:
-        patched.setattr("comfy_sage2.comfyui.session.sparsity.SparsityController.find", None)
+        patched.setattr("comfy_sage2.sparsity.controller.block_scores", None)
         sampled(session, tensors, 2)
     sampled(session, tensors, 2)
     assert listed(session) == [False, True] and "given up" not in report([session])
@@ -163,49 +154,10 @@ def test_a_broken_output_takes_the_layer_to_precise_with_all_blocks(
         return out
 
     serve_by(monkeypatch, broken_lists)
-    session, tensors = skipped(guard="values"), focused(12)
+    session, tensors = sparse(guard=True), focused(12)
     begin(session)
     outs = [run(session, step, tensors, at_end=at_end)[0] for step in range(4)]
     session.end_sampling()
     assert all(out.isfinite().all() for out in outs)
     assert session.record.summary().cells[0, 3].label == "reference · precise"
     assert torch.equal(outs[2], dense(tensors, "precise"))
-
-
-def test_a_layer_that_is_too_far_off_has_all_blocks_before_a_more_exact_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong_lists(*args: Any, block_mask: Any = None, **kwargs: Any) -> torch.Tensor:
-        out: torch.Tensor = attention(*args, **kwargs)
-        return out if block_mask is None else out.roll(128, dims=1)
-
-    serve_by(monkeypatch, wrong_lists)
-    session, tensors = skipped(guard=FIDELITY), focused(13)
-    outs = sampled(session, tensors)
-    assert session.handler.guard is not None and session.handler.guard.fidelity is not None
-    (finding,) = session.handler.guard.fidelity.findings
-    assert finding.steps == (1, 2) and finding.next_by == "reference · 8b with all key blocks"
-    assert finding.served_by == "reference · 8b · key blocks skipped"
-    assert torch.equal(outs[4], dense(tensors)) and listed(session) == [False, True, True, False, False]
-
-
-def test_what_a_broken_pass_found_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = [True]
-
-    def first_breaks(*args: Any, nonfinite: Any = None, **kwargs: Any) -> torch.Tensor:
-        out: torch.Tensor = attention(*args, nonfinite=nonfinite, **kwargs)
-        if broken and kwargs.get("block_margins") is not None:
-            broken.clear()
-            kwargs["block_margins"].fill_(torch.nan)
-            out = out * torch.nan
-            if nonfinite is not None:
-                nonfinite.fill_(1)
-        return out
-
-    serve_by(monkeypatch, first_breaks)
-    session, tensors = skipped("lossless", guard="values"), focused(27)
-    begin(session)
-    run(session, 0, tensors)
-    out = run(session, 1, tensors)[0]
-    session.end_sampling()
-    (found,) = figures(session).values()
-    assert found.error < 1e-3 and found.finding == 1
-    assert torch.equal(out, by_mask(tensors, lossless_mask(tensors)))

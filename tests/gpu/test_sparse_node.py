@@ -1,4 +1,4 @@
-"""The node's `skip` on a GPU: which steps leave blocks out, and that few skipped blocks cost nothing."""
+"""The node's `sparse` on a GPU: which steps skip blocks, and that too few to save time are all computed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.comfyui.settings import ALWAYS, Settings
 from comfy_sage2.options import MODES
 
 from .builds import relative_l1
 
 pytestmark = pytest.mark.gpu
 
-HEADS, HEAD_DIM, BLOCKS, STEPS = 4, 128, 20, 5
+HEADS, HEAD_DIM, BLOCKS, STEPS = 4, 128, 64, 5
 
 
 def focused() -> list[torch.Tensor]:
@@ -31,9 +31,9 @@ def focused() -> list[torch.Tensor]:
     return [tensor.repeat(1, HEADS).bfloat16()[None] for tensor in found]
 
 
-def skipping_session(mode: str) -> tuple[Session, str]:
-    """A session at *lossless*, and the name of the kernels that serve it; a skip where there are none."""
-    settings = Settings(mode=mode, skip="lossless")
+def sparse_session(mode: str) -> tuple[Session, str]:
+    """A session at *light*, and the name of the kernels that serve it; a skip where there are none."""
+    settings = Settings(mode=mode, sparse="light", when=ALWAYS, rotate="off")
     expected = probe(torch.device("cuda", torch.cuda.current_device()), settings)
     if expected.backend is None:
         pytest.skip(str(expected.reason))
@@ -59,26 +59,22 @@ def listed(session: Session) -> list[bool]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_steps_between_leave_blocks_out(mode: str, fresh_seed: int) -> None:
-    session, _ = skipping_session(mode)
+def test_all_but_the_first_step_skip_blocks(mode: str, fresh_seed: int) -> None:
+    session, _ = sparse_session(mode)
     outs = sampled(session, focused())
-    assert listed(session) == [False, True, True, False, True]
-    assert torch.equal(outs[0], outs[3]) and torch.equal(outs[1], outs[2])
-    assert relative_l1(outs[1], outs[0]) < 2e-3  # precise keeps what lies below P's range
-    assert session.handler.sparsity is not None
-    (found,) = session.handler.sparsity.layers().values()
-    # The last block and their own, which come first.
-    assert found.computed == pytest.approx(2 / BLOCKS, abs=1 / BLOCKS) and found.error < 1e-3
+    assert listed(session) == [False, True, True, True, True]
+    assert all(relative_l1(out, outs[0]) < 0.03 for out in outs[1:])
+    assert session.dispatcher.sparsity is not None
+    (layer,) = session.dispatcher.sparsity.layers().values()
+    assert layer.computed < 0.5 and layer.error < 0.02
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_where_lists_would_not_pay_all_blocks_are_computed(
+def test_where_skipping_would_not_pay_all_blocks_are_computed(
     mode: str, fresh_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, backend = skipping_session(mode)
+    session, backend = sparse_session(mode)
     monkeypatch.setattr(registry.get(backend), "least_skipped", lambda mode: 0.95)
     outs = sampled(session, focused())
     assert listed(session) == [False] * STEPS
-    assert all(
-        relative_l1(out, outs[0]) < 1e-2 for out in outs
-    )  # in precise, kernels that record block margins take other steps
+    assert all(torch.equal(out, outs[0]) for out in outs)

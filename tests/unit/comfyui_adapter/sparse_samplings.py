@@ -1,4 +1,4 @@
-"""Samplings with `skip`, and what they are held to, for the tests of it."""
+"""Samplings with `sparse`, and what they are held to, for the tests of it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from comfy_sage2.comfyui.adapter.pass_options import changes_of
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import sparsity
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.settings import Settings
-from comfy_sage2.reference.block_margins import LOSSLESS, block_margins
-from comfy_sage2.reference.options import ReferenceOptions
+from comfy_sage2.sparsity.controller import SparsityController
+from comfy_sage2.sparsity.levels import LEVELS
+from comfy_sage2.sparsity.mask_cache import PassKey
 
-from .calls import node_session, ones
-from .watched import CPU
+from .calls import node_session, ones, settings
 
+CPU = torch.device("cpu")
 HEADS, HEAD_DIM, TOKENS = 2, 32, 8 * 128
 STEPS = 5
 
@@ -37,8 +37,8 @@ def focused(seed: int, tokens: int = TOKENS, batch: int = 1, beside: int = 0) ->
     return [*found, torch.randn(batch, tokens, HEADS * HEAD_DIM, generator=generator)]
 
 
-def skipped(level: str = "balanced", **options: Any) -> Session:
-    return node_session(Settings(**{"backend": "reference", "skip": level, **options}))
+def sparse(level: str = "medium", **options: Any) -> Session:
+    return node_session(settings(sparse=level, **options))
 
 
 def sigma(step: float, steps: int = STEPS) -> float:
@@ -87,10 +87,14 @@ def dense(tensors: list[torch.Tensor], mode: str = "8b") -> torch.Tensor:
     return attention(q, k, v, mode=mode, layout="BNHD", backend="reference", rotate="off").flatten(2)
 
 
-def lossless_mask(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The blocks that are active at the strictest threshold, by the reference alone."""
-    q, k, _ = (tensor.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in tensors)
-    return block_margins(q, k, ReferenceOptions(), running=True) > LOSSLESS
+def selected(
+    level: str, tensors: list[torch.Tensor], step: int = 0, others: tuple[tuple[int, int], ...] = ()
+) -> torch.Tensor:
+    """The blocks that a level selects for such a call, of whose tokens `others` are no part of the picture."""
+    q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in tensors)
+    mask = SparsityController(LEVELS[level]).select(0, PassKey(step), q, k, v, HEAD_DIM**-0.5, others)
+    assert isinstance(mask, BlockMask)
+    return mask.to_dense()
 
 
 def by_mask(tensors: list[torch.Tensor], active: torch.Tensor) -> torch.Tensor:
@@ -106,5 +110,5 @@ def listed(session: Session) -> list[bool]:
 
 
 def figures(session: Session) -> dict[int, sparsity.LayerSparsity]:
-    assert session.handler.sparsity is not None
-    return session.handler.sparsity.layers()
+    assert session.dispatcher.sparsity is not None
+    return session.dispatcher.sparsity.layers()

@@ -1,6 +1,6 @@
-"""Run by ComfyUI's manager after it has cloned the pack: unpacks the bundled kernels and tells what works here.
+"""Run by ComfyUI's manager after it has cloned the pack: tells what works here, and unpacks the kernels by that.
 
-Nothing is installed and nothing is downloaded. The exit code is 0 whatever is found, because the nodes work, and say
+Nothing is installed and nothing is downloaded. The exit code is 0 whatever doctor says, because the nodes work, and say
 why they are slow, on a machine without a usable kernel too.
 """
 
@@ -14,23 +14,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 
-def unpack_kernels() -> None:
-    """Unpack the wheel of each bundled architecture now, so that the first prompt does not have to."""
-    from comfy_sage2.console import say
-    from comfy_sage2.kernels import loader, manifest
-
-    try:
-        architectures = manifest.architectures()
-    except loader.KernelUnavailable as error:
-        say(f"[comfy-sage2] no bundled kernels: {error}")
-        return
-    for architecture in architectures:
-        try:
-            say(f"[comfy-sage2] {architecture} kernels: {loader.prepare(architecture)}")
-        except loader.KernelUnavailable as error:
-            say(f"[comfy-sage2] {architecture} kernels: {error}")
-
-
 def main() -> None:
     say: Callable[[str], None] = print
     # The nodes load whatever is raised here, and the manager takes an error for a failed installation.
@@ -41,7 +24,6 @@ def main() -> None:
         console.print_any_letters()
         from comfy_sage2 import doctor
 
-        unpack_kernels()
         doctor.main([])
     except ImportError as error:
         say(f"[comfy-sage2] run install.py with ComfyUI's own Python, {sys.executable} lacks something: {error}")

@@ -4,9 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
+import time
 from itertools import takewhile
 from pathlib import Path
+
+_PARTIAL = ".partial-"
+_ABANDONED_SECONDS = 3600.0
+
+
+def user_cache() -> Path | None:
+    """The user's cache folder, or None for a user without one."""
+    variable, default = ("LOCALAPPDATA", "AppData/Local") if sys.platform == "win32" else ("XDG_CACHE_HOME", ".cache")
+    named = Path(os.environ.get(variable, ""))
+    # The XDG specification has relative paths ignored: they would make a folder wherever ComfyUI was started. So would
+    # a relative HOME.
+    if named.is_absolute():
+        return named
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    return home / default if home.is_absolute() else None
 
 
 def make_folders(folder: Path) -> None:
@@ -17,20 +37,29 @@ def make_folders(folder: Path) -> None:
             path.mkdir(0o755)
 
 
-def replace_text(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write `text` as the file `path`, over an earlier one, with these permissions; its folder is made.
+def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write `content` as the file `path`, over an earlier one, with these permissions; its folder is made.
 
     OSError, and no change at `path`, when it cannot be written. Whoever reads meanwhile sees the old file.
     """
     make_folders(path.parent)
+    _remove_abandoned(path.parent)
     # A fresh file of an unpredictable name: nobody can have put a link in its place.
-    descriptor, partial = tempfile.mkstemp(prefix=".partial-", dir=path.parent)
+    descriptor, partial = tempfile.mkstemp(prefix=_PARTIAL, dir=path.parent)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
         os.chmod(partial, mode)
         os.replace(partial, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(partial)
         raise
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what killed processes left behind. Younger files may belong to a process that is writing them."""
+    for path in folder.glob(f"{_PARTIAL}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                path.unlink()

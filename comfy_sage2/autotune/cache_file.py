@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files import replace_text
-from ..kernels.unpack import user_cache
+from ..files import replace, user_cache
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class CacheFile:
         entries.pop(_name(key), None)
         newest = dict(list(entries.items())[1 - _MOST_ENTRIES :])
         try:
-            replace_text(self.path, json.dumps({**newest, _name(key): value}))
+            replace(self.path, json.dumps({**newest, _name(key): value}).encode())
         except (OSError, RecursionError) as error:
             log.debug("%s cannot be written: %s", self.path, error)
 

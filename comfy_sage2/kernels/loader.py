@@ -1,7 +1,8 @@
 """Loading the kernel module of an architecture: a pip-installed one, else that of the wheels that the pack carries.
 
 A module is made of device images, in a wheel of the architecture, and of the launch code for all architectures, in the
-host wheel of the platform.
+host wheel of the platform. Of several wheels that lie side by side, as in half an update, the newest two that fit each
+other and this library are taken.
 """
 
 from __future__ import annotations
@@ -10,167 +11,33 @@ import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
+import itertools
 import logging
 import sys
 import threading
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 from . import abi, contents, manifest
-from .errors import REINSTALL, KernelUnavailable, shortened
-from .unpack import PlacedModule, cache_folders, host_folder, place, remove_older
+from .errors import REINSTALL, KernelUnavailable
+from .manifest import BundledWheel
+from .place import cache_folders, place, remove_others
 
-__all__ = ["KernelUnavailable", "bundled_wheels", "fingerprint", "ignored", "load", "prepare", "reason_unavailable"]
+__all__ = ["KernelUnavailable", "bundled_wheels", "fingerprint", "ignored", "load", "reason_unavailable"]
 
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
-_modules: dict[str, ModuleType] = {}
-_failures: dict[str, str] = {}
+# The module of an architecture, or why there is none.
+_outcomes: dict[str, ModuleType | str] = {}
 _ignored: dict[str, str] = {}
 # The wheels that a module was made of; none for an installed one.
-_wheels: dict[str, tuple[manifest.BundledWheel, ...]] = {}
+_wheels: dict[str, tuple[BundledWheel, ...]] = {}
 # The bundled launch code, by the checksum of its wheel.
 _hosts: dict[str, ModuleType] = {}
 
-_MOST_OF_A_REFUSAL = 400  # letters of what the launch code says, which may quote the images' build
-
 # Of the extension module, and of device images, which may be packed, with what they say of themselves.
 _BINARY_SUFFIXES = {".so", ".pyd", ".cubin", ".xz", ".json"}
-
-
-def _import_installed(architecture: str) -> ModuleType | None:
-    """The pip-installed distribution's module, or None when there is none that can be imported."""
-    name = f"comfy_sage2_{architecture}"
-    try:
-        module = importlib.import_module(name)
-        # Both look at attributes, which a foreign module may answer with an error.
-        abi.reason_against(module, architecture)
-        abi.describe(module)
-        return module
-    except Exception as error:  # a module of that name may raise anything
-        if isinstance(error, ModuleNotFoundError) and error.name == name:
-            return None
-        failure: BaseException = error
-    except SystemExit as error:
-        failure = error
-    _log.warning("the installed kernel module %s cannot be imported, trying the bundled one: %r", name, failure)
-    _ignored[architecture] = (
-        f"[SA-109] the installed {name} cannot be imported and is ignored: {failure!r}; "
-        f"`pip uninstall comfy-sage2-{architecture}` removes it"
-    )
-    return None
-
-
-@dataclass(frozen=True)
-class _Bundled:
-    """The wheels of an architecture's images and of the host, the images, and the host module on disk."""
-
-    images_wheel: manifest.BundledWheel
-    host_wheel: manifest.BundledWheel
-    images: contents.Images
-    placed: PlacedModule
-
-
-def _newest(part: str) -> manifest.BundledWheel:
-    """The wheel of an architecture or of the host that is used; others that fit are noted."""
-    wheel, *older = manifest.find_all(part)
-    if older:
-        _ignored[part] = (
-            f"[SA-110] {', '.join(other.path.name for other in older)} lies beside {wheel.path.name} and is ignored: "
-            + REINSTALL
-        )
-    return wheel
-
-
-def _unpack_bundled(architecture: str) -> _Bundled:
-    images_wheel = _newest(architecture)
-    images = contents.read_images(images_wheel.read(), images_wheel.path.name, architecture)
-    host_wheel = _newest(manifest.HOST)
-    host = contents.read_host(host_wheel.read(), host_wheel.path.name)
-    folder, folders = host_folder(host_wheel.sha256), cache_folders()
-    placed = place(Path(folder) / host.name, host.content, folders)
-    # Before 5.0.0 each architecture had modules of its own.
-    remove_older(folder, [manifest.HOST, architecture], folders)
-    return _Bundled(images_wheel, host_wheel, images, placed)
-
-
-def _execute(name: str, placed: PlacedModule) -> ModuleType:
-    """The extension module, imported. KernelUnavailable when it cannot be."""
-    loader = importlib.machinery.ExtensionFileLoader(name, placed.loadable)
-    spec = importlib.machinery.ModuleSpec(name, loader, origin=placed.loadable)
-    try:
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-    except Exception as error:
-        placed.close()
-        raise KernelUnavailable(
-            f"[SA-109] the kernel module {placed.path} cannot be imported: {error}. Often its folder is mounted "
-            "noexec, or the system's C library is too old"
-        ) from error
-    module.__file__ = str(placed.path)
-    # On Linux the descriptor stays open: the dynamic linker would take its number, given to another file, for this one.
-    if sys.platform == "win32":
-        placed.close()
-    return module
-
-
-def _with_images(architecture: str, bundled: _Bundled) -> ModuleType:
-    """A module of the images and the launch code. KernelUnavailable when they do not fit together."""
-    images, host_wheel = bundled.images, bundled.host_wheel
-    host = _hosts.get(host_wheel.sha256)
-    if host is None:
-        host = _hosts[host_wheel.sha256] = _execute("comfy_sage2_host._C", bundled.placed)
-    else:
-        bundled.placed.close()
-    reason = abi.reason_against_images(images.build.get("abi_version"), host)
-    if reason is None:
-        try:
-            kernels = host.Kernels(**images.build)
-        except (TypeError, ValueError) as error:
-            reason = shortened(str(error), _MOST_OF_A_REFUSAL)
-    if reason is not None:
-        raise KernelUnavailable(
-            f"[SA-110] the images of {bundled.images_wheel.path.name} do not fit the launch code of "
-            f"{host_wheel.path.name}: {reason}; {REINSTALL}"
-        )
-    module = ModuleType(f"comfy_sage2_{architecture}")
-    module.__file__ = host.__file__
-    vars(module).update({name: getattr(kernels, name) for name in dir(kernels) if not name.startswith("_")})
-    vars(module).update(version=bundled.images_wheel.path.name.split("-")[1])
-    return module
-
-
-def _import_bundled(architecture: str) -> ModuleType:
-    bundled = _unpack_bundled(architecture)
-    module = _with_images(architecture, bundled)
-    reason = abi.reason_against(module, architecture)
-    if reason is not None:
-        raise KernelUnavailable(
-            f"[SA-110] the bundled comfy_sage2_{architecture} ({abi.describe(module)}) is refused: {reason}; update "
-            "the pack"
-        )
-    # The device images go in from the verified wheel itself, so only the host module has to lie on disk.
-    for cubin, image in bundled.images.cubins.items():
-        module.add_cubin(cubin, image)
-    _wheels[architecture] = (bundled.images_wheel, bundled.host_wheel)
-    return module
-
-
-def _import(architecture: str) -> ModuleType:
-    """The installed module if this library can call it, else the bundled one."""
-    module = _import_installed(architecture)
-    if module is not None:
-        reason = abi.reason_against(module, architecture)
-        if reason is None:
-            return module
-        _ignored[architecture] = (
-            f"[SA-110] the installed comfy_sage2_{architecture} ({abi.describe(module)}) is ignored: {reason}; "
-            f"`pip uninstall comfy-sage2-{architecture}` removes it"
-        )
-        _log.warning("%s", _ignored[architecture])
-    return _import_bundled(architecture)
 
 
 def load(architecture: str) -> ModuleType:
@@ -183,50 +50,132 @@ def load(architecture: str) -> ModuleType:
             another ABI than this library.
     """
     with _lock:
-        if architecture in _failures:
-            raise KernelUnavailable(_failures[architecture])
-        if architecture not in _modules:
+        if architecture not in _outcomes:
             try:
-                _modules[architecture] = _import(architecture)
+                _outcomes[architecture] = _installed(architecture) or _bundled(architecture)
             except KernelUnavailable as error:
-                _failures[architecture] = str(error)
-                raise
-        return _modules[architecture]
+                _outcomes[architecture] = str(error)
+        outcome = _outcomes[architecture]
+    if isinstance(outcome, str):
+        raise KernelUnavailable(outcome)
+    return outcome
+
+
+def _installed(architecture: str) -> ModuleType | None:
+    """The pip-installed distribution's module, or None when there is none that this library can call."""
+    name = f"comfy_sage2_{architecture}"
+    try:
+        module = importlib.import_module(name)
+        reason = abi.reason_against(module, architecture)
+        if reason is None:
+            return module
+        problem = f"[SA-110] the installed {name} ({abi.describe(module)}) is ignored: {reason}"
+    except (Exception, SystemExit) as error:  # a module of that name may raise anything
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            return None
+        problem = f"[SA-109] the installed {name} cannot be imported and is ignored: {error!r}"
+    _ignored[architecture] = f"{problem}; `pip uninstall comfy-sage2-{architecture}` removes it"
+    _log.warning("%s", _ignored[architecture])
+    return None
+
+
+def _bundled(architecture: str) -> ModuleType:
+    """The module of the newest wheels that fit each other."""
+    images, hosts = manifest.find_all(architecture), manifest.find_all(manifest.HOST)
+    first_problem: KernelUnavailable | None = None
+    for wheels in itertools.product(images, hosts):
+        try:
+            module = _assembled(architecture, *wheels)
+        except KernelUnavailable as error:
+            first_problem = first_problem or error
+            continue
+        unused = [wheel.path.name for wheel in (*images, *hosts) if wheel not in wheels]
+        if unused:
+            why = f" ({first_problem})" if first_problem else ""
+            _ignored[architecture] = (
+                f"[SA-110] beside {' and '.join(wheel.path.name for wheel in wheels)} these wheels are ignored{why}: "
+                f"{', '.join(unused)}; {REINSTALL}"
+            )
+        _wheels[architecture] = wheels
+        return module
+    assert first_problem is not None  # there is at least one wheel of each
+    raise first_problem
+
+
+def _assembled(architecture: str, images_wheel: BundledWheel, host_wheel: BundledWheel) -> ModuleType:
+    """A module of images and launch code. KernelUnavailable when they do not fit together, or this library."""
+    build, images = contents.read_images(images_wheel)
+    host = _host(host_wheel)
+    try:
+        kernels = host.Kernels(**build)
+    except (TypeError, ValueError) as error:
+        raise KernelUnavailable(
+            f"[SA-110] the images of {images_wheel.path.name} do not fit the launch code of {host_wheel.path.name}: "
+            f"{error}; {REINSTALL}"
+        ) from error
+    module = ModuleType(f"comfy_sage2_{architecture}")
+    module.__file__ = host.__file__
+    vars(module).update({name: getattr(kernels, name) for name in dir(kernels) if not name.startswith("_")})
+    vars(module).update(version=images_wheel.path.name.split("-")[1])
+    reason = abi.reason_against(module, architecture)
+    if reason is not None:
+        raise KernelUnavailable(
+            f"[SA-110] the bundled comfy_sage2_{architecture} ({abi.describe(module)}) is refused: {reason}; update "
+            "the pack"
+        )
+    # The device images go in from the verified wheel itself, so only the host module has to lie on disk.
+    for name, image in images.items():
+        module.add_cubin(name, image)
+    return module
+
+
+def _host(wheel: BundledWheel) -> ModuleType:
+    """The launch code of a wheel, imported from the first folder that it can be written to and imported from."""
+    if wheel.sha256 in _hosts:
+        return _hosts[wheel.sha256]
+    name, content = contents.read_host(wheel)
+    code, problems = "SA-108", []
+    for folder in cache_folders():
+        path = folder / f"comfy_sage2_host-{wheel.sha256[:16]}-{name}"
+        try:
+            place(path, content)
+        except OSError as error:
+            problems.append(f"{folder}: {error.strerror or error}")
+            continue
+        try:
+            _hosts[wheel.sha256] = _execute(path)
+        except Exception as error:  # an extension module may raise anything
+            code = "SA-109"
+            problems.append(f"{path} cannot be imported: {error}")
+            continue
+        remove_others(path, f"comfy_sage2_host-*-{name}")
+        return _hosts[wheel.sha256]
+    remedy = {
+        "SA-108": "Free some space or make one of the folders writable for this user alone, then restart",
+        "SA-109": "Often the folder is mounted noexec, or the system's C library is too old",
+    }
+    raise KernelUnavailable(
+        f"[{code}] the kernel module {name} cannot be loaded: {'; '.join(problems)}. {remedy[code]}"
+    )
+
+
+def _execute(path: Path) -> ModuleType:
+    loader = importlib.machinery.ExtensionFileLoader("comfy_sage2_host._C", str(path))
+    spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
+    assert spec is not None  # it has a loader
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
 
 
 def ignored(architecture: str) -> str | None:
-    """Why `load` passed over an installed module of an architecture or over an older wheel, or None if it did not."""
-    found = (_ignored.get(part) for part in (architecture, manifest.HOST))
-    return "; ".join(reason for reason in found if reason is not None) or None
+    """Why `load` passed over an installed module of an architecture or over wheels, or None if it did not."""
+    return _ignored.get(architecture)
 
 
-def bundled_wheels(architecture: str) -> tuple[manifest.BundledWheel, ...]:
+def bundled_wheels(architecture: str) -> tuple[BundledWheel, ...]:
     """The wheels that a module that was loaded is made of; none for an installed one."""
     return _wheels.get(architecture, ())
-
-
-def prepare(architecture: str) -> Path:
-    """Unpack the host module for an architecture's bundled wheel without importing it, and return its path.
-
-    KernelUnavailable as for `load`.
-    """
-    placed = _unpack_bundled(architecture).placed
-    placed.close()
-    return placed.path
-
-
-def _driver_reason(module: ModuleType) -> str | None:
-    try:
-        found = module.driver_version()
-    except (RuntimeError, ValueError) as error:  # ValueError: the system's text about the driver is not UTF-8
-        return f"[SA-101] {error}"
-    needed = module.minimum_driver_version
-    if found >= needed:
-        return None
-    return (
-        f"[SA-102] the NVIDIA driver is too old: it supports CUDA {found // 1000}.{found % 1000 // 10}, the kernels "
-        f"need CUDA {needed // 1000}.{needed % 1000 // 10}; install driver {module.minimum_driver} or newer"
-    )
 
 
 @cache
@@ -239,6 +188,20 @@ def reason_unavailable(architecture: str) -> str | None:
         return _driver_reason(load(architecture))
     except KernelUnavailable as error:
         return str(error)
+
+
+def _driver_reason(module: ModuleType) -> str | None:
+    try:
+        driver = module.driver_version()
+    except (RuntimeError, ValueError) as error:  # ValueError: the system's text about the driver is not UTF-8
+        return f"[SA-101] {error}"
+    needed = module.minimum_driver_version
+    if driver >= needed:
+        return None
+    return (
+        f"[SA-102] the NVIDIA driver is too old: it supports CUDA {driver // 1000}.{driver % 1000 // 10}, the kernels "
+        f"need CUDA {needed // 1000}.{needed % 1000 // 10}; install driver {module.minimum_driver} or newer"
+    )
 
 
 @cache

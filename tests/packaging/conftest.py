@@ -24,6 +24,8 @@ def plugin(tmp_path: Path) -> Plugin:
         root / "comfy_sage2" / "kernels",
         ignore=shutil.ignore_patterns("_unpacked", "__pycache__"),
     )
+    (root / "comfy_sage2" / "__init__.py").touch()
+    shutil.copyfile(ROOT / "comfy_sage2" / "files.py", root / "comfy_sage2" / "files.py")
     made = Plugin(root)
     made.wheels.mkdir()
     made.environment = {"XDG_CACHE_HOME": str(made.user_cache), "LOCALAPPDATA": str(made.user_cache)}

@@ -6,16 +6,22 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
+from functools import cache
 from pathlib import Path
+
+from comfy_sage2.kernels.abi import ABI_VERSIONS
 
 NATIVE = Path(__file__).resolve().parent / "native"
 CANNOT_COMPILE = shutil.which("gcc") is None or sys.platform != "linux"
 
 
-def native_module(folder: Path, version: str, abi: int | None, architecture: str = "sm90") -> bytes:
+@cache
+def native_module(version: str, abi: int = ABI_VERSIONS[-1]) -> bytes:
     """A compiled module that the loader can import."""
-    output = folder / f"{version}.so"
-    defines = [f'-DVERSION="{version}"', f'-DARCHITECTURE="{architecture}"', *([] if abi is None else [f"-DABI={abi}"])]
+    defines = [f'-DVERSION="{version}"', '-DARCHITECTURE="sm90"', f"-DABI={abi}"]
     command = ["gcc", "-shared", "-fPIC", *defines, "-I", sysconfig.get_path("include"), str(NATIVE / "module.c")]
-    subprocess.run([*command, "-o", str(output)], check=True, timeout=600)
-    return output.read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "module.so"
+        subprocess.run([*command, "-o", str(output)], check=True, timeout=600)
+        return output.read_bytes()

@@ -48,7 +48,7 @@ def shown(folder: Path) -> tuple[str, Path]:
 def test_a_newer_version_is_not_hidden_by_what_an_earlier_one_unpacked(tmp_path: Path) -> None:
     paths = []
     for version in ("1.0", "2.0"):
-        install(tmp_path, {OTHERS[0]: b"another", OWN: native_module(tmp_path, version, 5)})
+        install(tmp_path, {OTHERS[0]: b"another", OWN: native_module(version)})
         for _ in range(2):  # unpacked, and found
             found, path = shown(tmp_path)
             assert found == version and path.name == OWN and path.is_relative_to(tmp_path / PACKAGE)
@@ -61,7 +61,7 @@ def test_a_newer_version_is_not_hidden_by_what_an_earlier_one_unpacked(tmp_path:
 @needs_compiler
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root writes everywhere")
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    install(tmp_path, {OWN: native_module(tmp_path, "1.0", 5)})
+    install(tmp_path, {OWN: native_module("1.0")})
     (tmp_path / "temporary").mkdir()
     (tmp_path / PACKAGE).chmod(stat.S_IRUSR | stat.S_IXUSR)
     version, path = shown(tmp_path)
@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 @needs_compiler
 def test_where_the_folder_of_the_module_cannot_be_made(tmp_path: Path) -> None:
     """A file lies where the folder would be: for root, too."""
-    install(tmp_path, {OWN: native_module(tmp_path, "1.0", 5)})
+    install(tmp_path, {OWN: native_module("1.0")})
     (tmp_path / "temporary").mkdir()
     _, path = shown(tmp_path)
     path.unlink()

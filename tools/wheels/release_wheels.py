@@ -33,7 +33,7 @@ README = string.Template("""\
 # Kernel wheels
 
 The compiled kernels that the pack loads by itself: it takes the wheel with the device images for the GPU and the one
-with the launch code for the system, compares their sizes and SHA-256 with `SHA256SUMS`, and unpacks the module of the
+with the launch code for the system, compares their SHA-256 with `SHA256SUMS`, and unpacks the module of the
 running Python once. Nothing here has to be installed by hand.
 
 | wheel | for | MB |
@@ -122,10 +122,8 @@ def _take_over(part: str, wheelhouse: Path) -> None:
             shutil.copyfile(path, WHEELS / path.name)
 
 
-def _manifest_lines(wheel: Path) -> str:
-    """What the manifest says of a wheel; the size stands in a comment, so that `sha256sum --check` reads it too."""
-    content = wheel.read_bytes()
-    return f"{hashlib.sha256(content).hexdigest()}  {wheel.name}\n# {wheel.name} has {len(content)} bytes\n"
+def _manifest_line(wheel: Path) -> str:
+    return f"{hashlib.sha256(wheel.read_bytes()).hexdigest()}  {wheel.name}\n"
 
 
 def release(wheelhouse: Path) -> None:
@@ -138,7 +136,7 @@ def release(wheelhouse: Path) -> None:
     total = sum(path.stat().st_size for path in wheels)
     if total > MAX_FOLDER_BYTES:
         raise SystemExit(f"wheels/ would have {total / 1e6:.1f} MB, at most {MAX_FOLDER_BYTES / 1e6:.0f} MB are wanted")
-    (WHEELS / "SHA256SUMS").write_text("".join(map(_manifest_lines, wheels)))
+    (WHEELS / "SHA256SUMS").write_text("".join(map(_manifest_line, wheels)))
     (WHEELS / "README.md").write_text(_readme(trees))
     print(f"{len(wheels)} wheels, {total / 1e6:.1f} MB, from {trees}")
 

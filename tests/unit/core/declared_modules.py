@@ -13,8 +13,8 @@ def declared_module(architecture: str) -> SimpleNamespace:
     found = kernel_table.read(architecture)
     return SimpleNamespace(
         architecture=architecture,
-        version=f"{abi.ABI_VERSION}.0.0",
-        abi_version=abi.ABI_VERSION,
+        version=f"{abi.ABI_VERSIONS[-1]}.0.0",
+        abi_version=abi.ABI_VERSIONS[-1],
         modes=found.modes,
         pv_formats=found.pv_formats,
         pv_accumulators=found.pv_accumulators,

@@ -5,7 +5,6 @@ Each gives what it is for, or the documented error in one printable line of bear
 
 from __future__ import annotations
 
-import importlib.machinery
 import itertools
 import json
 import math
@@ -23,8 +22,6 @@ from comfy_sage2.autotune.cache_file import CacheFile
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import Candidate, Times, Work
 from comfy_sage2.comfyui.settings import Settings
-from comfy_sage2.kernels import contents, manifest
-from comfy_sage2.kernels.errors import KernelUnavailable
 from comfy_sage2.text import one_line
 
 pytestmark = pytest.mark.slow
@@ -58,56 +55,6 @@ def choices(folder: Path) -> Attempt:
         try:
             Settings(**{**plain, name: value})
         except (TypeError, ValueError) as error:
-            assert_harmless(str(error))
-            return False
-        return True
-
-    return attempt
-
-
-def manifests(folder: Path) -> Attempt:
-    name = "comfy_sage2_sm90-0.1.0-cp310-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
-    base = f"{'0' * 64}  {name}\n# {name} has 1234 bytes\n"
-    path = folder / manifest.MANIFEST
-
-    def attempt(source: random.Random) -> bool:
-        put(path, data(source, base.encode()))
-        try:
-            manifest.find_all("sm90", folder)
-        except KernelUnavailable as error:
-            assert_harmless(str(error))
-            return False
-        return True
-
-    return attempt
-
-
-def wheels(folder: Path) -> Attempt:
-    import io
-    import lzma
-    import zipfile
-
-    own = f"_C{importlib.machinery.EXTENSION_SUFFIXES[0]}"
-    image, module = lzma.compress(b"an image" * 20), lzma.compress(b"a module" * 20)
-    sizes = json.dumps({own: 160}).encode()
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as file:
-        for part, files in (
-            ("sm90", {"a.cubin.xz": image, "build.json": b'{"abi_version": 5}'}),
-            ("host", {"modules.xz": module, "modules.json": sizes}),
-        ):
-            for name, content in files.items():
-                file.writestr(f"comfy_sage2_{part}/{name}", content)
-    base = archive.getvalue()
-
-    def attempt(source: random.Random) -> bool:
-        wheel = data(source, base)
-        try:
-            if source.random() < 0.5:
-                contents.read_images(wheel, "given.whl", "sm90")
-            else:
-                contents.read_host(wheel, "given.whl")
-        except KernelUnavailable as error:
             assert_harmless(str(error))
             return False
         return True
@@ -170,8 +117,6 @@ def times_of_gpus(folder: Path) -> Attempt:
 KINDS = {
     "times of GPUs": times_of_gpus,
     "choices of the node": choices,
-    "manifests of the kernel wheels": manifests,
-    "kernel wheels": wheels,
 }
 
 

@@ -1,0 +1,77 @@
+"""Putting an extension module on disk: the interpreter imports one only from there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+import sys
+import time
+from pathlib import Path
+
+from ..files import make_folders, replace, user_cache
+
+_log = logging.getLogger(__name__)
+
+# Windows opens and replaces no file at the moment in which another process does so, nor one that is loaded.
+_PAUSES = (0.05, 0.1, 0.2) if sys.platform == "win32" else ()
+
+
+def cache_folders() -> tuple[Path, ...]:
+    """Where unpacked files may lie, the preferred folder first: the pack's own and the user's cache.
+
+    Windows cannot delete a module that is loaded, so there the pack's folder, which updates and uninstalls, comes last.
+    """
+    own = Path(__file__).resolve().parent / "_unpacked"
+    cache = user_cache()
+    if cache is None:
+        return (own,)
+    user = cache / "comfy_sage2" / "kernels"
+    return (user, own) if sys.platform == "win32" else (own, user)
+
+
+def place(path: Path, content: bytes) -> None:
+    """Have the file `path` hold `content`, whole, and be changeable by this user and root alone.
+
+    What is there already stays if it is that, and is replaced if it is not. Safe to call from several processes at
+    once. OSError when it cannot be done.
+    """
+    make_folders(path.parent)
+    if _others_may_change(path.parent.stat()):
+        raise OSError("other users own this folder or may write to it")
+    for pause in (*_PAUSES, None):
+        try:
+            if not _is_placed(path, content):
+                replace(path, content, 0o755)  # other users of the same installation read it too
+            break
+        except PermissionError:
+            if pause is None:
+                raise
+            time.sleep(pause)
+    if not _is_placed(path, content):
+        raise OSError("the file is another one as soon as it is written, or other users may write to it")
+
+
+def _is_placed(path: Path, content: bytes) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    if stat.S_ISREG(status.st_mode) and not _others_may_change(status) and path.read_bytes() == content:
+        return True
+    _log.warning("[SA-107] %s was changed or damaged, or other users may change it: it is unpacked anew", path)
+    return False
+
+
+def _others_may_change(status: os.stat_result) -> bool:
+    """Whether another user than this one and root owns a file or folder, or may write to it. Windows tells neither."""
+    return sys.platform != "win32" and (status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & 0o022))
+
+
+def remove_others(path: Path, pattern: str) -> None:
+    """Remove the other files of `pattern` beside `path`; one that a process on Windows still uses stays."""
+    for other in path.parent.glob(pattern):
+        if other != path:
+            with contextlib.suppress(OSError):
+                other.unlink()

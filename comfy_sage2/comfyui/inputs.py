@@ -27,14 +27,15 @@ def read_inputs(node: type[io.ComfyNode], given: Mapping[str, Any]) -> tuple[dic
     Raises:
         ValueError: another node gave a value that the input cannot take.
     """
-    kinds = {node_input.id: str(node_input.io_type) for node_input in node.define_schema().inputs}
+    schema = node.define_schema()
+    kinds = {node_input.id: str(node_input.io_type) for node_input in schema.inputs}
     values = {name: checked_input(kinds[name], name, value) for name, value in given.items() if name in kinds}
     unknown = [quoted(name) for name in dict.fromkeys((*given, *_names_in_prompt(node.hidden))) if name not in kinds]
     if not unknown:
         return values, ()
     if len(unknown) == 1:
-        return values, (f"this node has no input {unknown[0]}; it was ignored",)
-    return values, (f"this node has no inputs {', '.join(unknown)}; they were ignored",)
+        return values, (f"{schema.display_name} has no input {unknown[0]}; it was ignored",)
+    return values, (f"{schema.display_name} has no inputs {', '.join(unknown)}; they were ignored",)
 
 
 def _names_in_prompt(hidden: Any) -> Iterable[str]:

@@ -160,27 +160,32 @@ class Settings:
         return None
 
     def describe(self) -> str:
-        """The options in one line."""
+        """The mode, and what differs from the defaults, in one line."""
         if self.mode == "off":
             return "mode off"
-        quantizes = self.mode != EXACT
         parts = [f"mode {self.mode}"]
-        if self.smooth_v and quantizes and self.mode != "precise":
-            parts.append("smooth V")
-        if quantizes and self.rotate != "off":
-            parts.append("rotation" if self.rotate == "on" else "rotation by the head")
         if (self.start_percent, self.end_percent) != (0.0, 1.0):
             parts.append(f"steps {self.start_percent:.0%} to {self.end_percent:.0%}")
         if self.apply_to != "self and cross":
             parts.append(self.apply_to)
-        if quantizes and self.sparse != SPARSE_OFF:
-            parts.append(f"sparse {self.sparse}")
-        if quantizes and self.when != ALWAYS:
-            parts.append(self.when)
-        if self.guard:
-            parts.append("guard")
+        if self.mode != EXACT:
+            parts += self._describe_quantization()
         if self.respect_model_attention:
             parts.append("the model's own attention where its file asks for one")
         if self.backend != AUTO:
             parts.append(f"backend {self.backend}")
         return ", ".join(parts)
+
+    def _describe_quantization(self) -> list[str]:
+        parts = []
+        if self.smooth_v and self.mode != "precise":
+            parts.append("smooth V")
+        if self.rotate != "auto":
+            parts.append("rotation in all heads" if self.rotate == "on" else "no rotation")
+        if self.sparse != SPARSE_OFF:
+            parts.append(f"sparse {self.sparse}")
+        if self.when != WHERE_FASTER:
+            parts.append("always quantized" if self.when == ALWAYS else self.when)
+        if not self.guard:
+            parts.append("no guard")
+        return parts

@@ -155,9 +155,9 @@ def test_values_of_both_nodes_reach_the_model(nodes: Any) -> None:
 @pytest.mark.parametrize(
     ("inputs", "note"),
     [
-        ({"policy": ["3", 0]}, "this node has no input 'policy'; it was ignored"),
-        ({"skip": "off", "guard": True}, "this node has no inputs 'skip', 'guard'; they were ignored"),
-        ({"x" * 1000: 1}, "this node has no input 'xxx"),
+        ({"policy": ["3", 0]}, "SageAttention2 has no input 'policy'; it was ignored"),
+        ({"skip": "off", "guard": True}, "SageAttention2 has no inputs 'skip', 'guard'; they were ignored"),
+        ({"x" * 1000: 1}, "SageAttention2 has no input 'xxx"),
     ],
     ids=["a link", "values", "a long name"],
 )

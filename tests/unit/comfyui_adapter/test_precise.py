@@ -97,7 +97,7 @@ def test_after_precise_comes_comfyui(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_node_computes_in_precise(smooth_v: bool) -> None:
     """Its values are not quantized, so that there is nothing to smooth, and nothing to report as smoothed."""
     chosen = settings(mode="precise", smooth_v=smooth_v, rotate="on")
-    assert chosen.describe() == "mode precise, rotation, backend reference"
+    assert chosen.describe() == "mode precise, rotation in all heads, always quantized, no guard, backend reference"
     session = node_session(chosen)
     session.begin_sampling(SIGMAS)
     tensors = qkv()

@@ -46,6 +46,22 @@ def test_inputs_go_before_those_of_the_options_node_and_notes_of_both_stay() -> 
     assert (first, last) == ("of the options", "of the node") and unknown.startswith("[SA-401] rotate 'sometimes' ")
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "mode auto"),
+        ({"mode": "off", "rotate": "on"}, "mode off"),
+        ({"mode": "4b", "smooth_v": True, "rotate": "off"}, "mode 4b, smooth V, no rotation"),
+        ({"mode": "exact", "smooth_v": True, "rotate": "on", "sparse": "light", "guard": False}, "mode exact"),
+        ({"start_percent": 0.1, "apply_to": "self only"}, "mode auto, steps 10% to 100%, self only"),
+        ({"sparse": "light", "when": "whatever is fastest"}, "mode auto, sparse light, whatever is fastest"),
+    ],
+    ids=str,
+)
+def test_the_title_names_what_differs_from_the_defaults(options: dict[str, Any], words: str) -> None:
+    assert Settings(**options).describe() == words
+
+
 FROM, UNTIL = "'start percent' (start_percent)", "'end percent' (end_percent)"
 
 

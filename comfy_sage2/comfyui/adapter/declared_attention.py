@@ -132,5 +132,5 @@ def _label(config: object) -> str:
 
 
 def _entry(entry: Mapping[str, Any]) -> str:
-    others = ", ".join(f"{name} {value}" for name, value in entry.items() if name != "attention")
-    return one_line(f"{entry['attention']}{f' ({others})' if others else ''}"[:_LONGEST])
+    options = ", ".join(f"{name} {value}" for name, value in entry.items() if name != "attention")
+    return one_line(f"{entry['attention']}{f' ({options})' if options else ''}"[:_LONGEST])

@@ -1,4 +1,4 @@
-"""Whose an attention function is: ComfyUI's, or that of another pack."""
+"""Find which pack provides an attention function."""
 
 from __future__ import annotations
 

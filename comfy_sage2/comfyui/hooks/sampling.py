@@ -32,10 +32,10 @@ _compiled_with: weakref.WeakKeyDictionary[torch.nn.Module, tuple[object, ...]] =
 
 
 def sampling_wrapper(session: Session) -> Callable[..., Any]:
-    """A wrapper of ComfyUI's outermost sampling function; carries `session`, to be found on the model again.
+    """A wrapper of ComfyUI's outermost sampling function. It carries `session`, which `sessions_of` reads.
 
-    A sampling that begins within another one of the same model interrupts it: what is left of the outer one counts as
-    a sampling of its own.
+    A sampling that begins within another one of the same model interrupts it: the rest of the outer one counts as a
+    sampling of its own.
     """
     begun: list[Callable[[], None]] = []  # what begins each of the samplings that run, the outer one first
 
@@ -69,11 +69,11 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
                 return out
             finally:
                 session.end_sampling(completed=completed)
-                found = session_headline(session)
                 log.info("SageAttention2: %s", log_line(session))
-                session.publish_status(
-                    status(session) if session.dispatcher.idle_reason else f"{status(session)}\nLast sampling: {found}"
-                )
+                text = status(session)
+                if session.dispatcher.idle_reason is None:
+                    text += f"\nLast sampling: {session_headline(session)}"
+                session.publish_status(text)
         finally:
             begun.remove(begin)
             if begun:
@@ -162,9 +162,9 @@ def _pass_keeps_nothing(control: Any, options: Mapping[str, Any]) -> bool:
     cache of results, the keys and values of earlier frames.
     """
     wrappers = options.get("wrappers", {})
-    others = {key for kind in (APPLY_MODEL, DIFFUSION_MODEL) for key, found in wrappers.get(kind, {}).items() if found}
+    keys = {key for kind in (APPLY_MODEL, DIFFUSION_MODEL) for key, value in wrappers.get(kind, {}).items() if value}
     parts = any(options.get(name) for name in ("patches", "patches_replace", "ar_state"))
-    return control is None and not parts and others <= {WRAPPER_KEY, COMPILE_KEY}
+    return control is None and not parts and keys <= {WRAPPER_KEY, COMPILE_KEY}
 
 
 def sessions_of(model: Any) -> list[Session]:

@@ -24,15 +24,15 @@ from .override import HandedBack
 @contextmanager
 def watching(session: Session, options: dict[str, Any]) -> Iterator[None]:
     """Within the block `session` learns of each call that the override in `options` takes, unless it is this pack's."""
-    found = options.get(OVERRIDE)
-    if found is None or hasattr(found, "session"):
+    installed = options.get(OVERRIDE)
+    if installed is None or hasattr(installed, "session"):
         yield
         return
-    options[OVERRIDE] = session.watcher(found, lambda: _watcher(session, found))
+    options[OVERRIDE] = session.watcher(installed, lambda: _watcher(session, installed))
     try:
         yield
     finally:
-        options[OVERRIDE] = found
+        options[OVERRIDE] = installed
 
 
 def _watcher(session: Session, taken_by: Override) -> Override:

@@ -24,8 +24,8 @@ def verdict(summary: Summary) -> str:
     """
     backends = {share.decision.backend for share in summary.shares} - {None}
     if not backends:
-        others = dict.fromkeys(share.decision.by or FULL_PRECISION for share in summary.shares)
-        return f"no speed-up: {' and '.join(others)} computed every call" if others else NO_CALL
+        owners = dict.fromkeys(share.decision.by or FULL_PRECISION for share in summary.shares)
+        return f"no speed-up: {' and '.join(owners)} computed every call" if owners else NO_CALL
     ratio = sampling_ratio(summary)
     compared = "" if ratio is None else f"{compared_speed(ratio)} sampling"
     if backends == {ReferenceBackend.name}:
@@ -61,9 +61,9 @@ def times(factor: float) -> str:
 def layer_means(summary: Summary) -> dict[int, Agreement]:
     """Layer -> its agreement with full precision on average over the steps, where it was measured."""
     by_layer: dict[int, list[Agreement]] = {}
-    for (layer, _), found in summary.agreement.items():
-        by_layer.setdefault(layer, []).append(found)
-    return {layer: average(found) for layer, found in by_layer.items()}
+    for (layer, _), agreement in summary.agreement.items():
+        by_layer.setdefault(layer, []).append(agreement)
+    return {layer: average(agreements) for layer, agreements in by_layer.items()}
 
 
 def worst_cell(summary: Summary) -> LayerStep | None:
@@ -79,9 +79,9 @@ def worst_cell(summary: Summary) -> LayerStep | None:
 def _closeness(summary: Summary) -> str:
     if not summary.agreement:
         return "closeness not measured"
-    found = average(layer_means(summary).values())
-    if not math.isfinite(found.cosine):
+    cosine = average(layer_means(summary).values()).cosine
+    if not math.isfinite(cosine):
         return "the result has NaN or infinity"
-    words = next((words for least, words in _CLOSENESS if found.cosine >= least), "far from")
+    words = next((words for least, words in _CLOSENESS if cosine >= least), "far from")
     # Rounded down: 1 would say that nothing differs.
-    return f"{words} full precision ({math.floor(found.cosine * 1e4) / 1e4:.4f}; 1 is identical)"
+    return f"{words} full precision ({math.floor(cosine * 1e4) / 1e4:.4f}; 1 is identical)"

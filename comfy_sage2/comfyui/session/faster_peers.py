@@ -27,13 +27,13 @@ def notes_on_peers(device: torch.device, settings: Settings, backend: str | None
 
 
 def _note(choices: TunedChoices, mine: Candidate, peer: Candidate, settings: Settings) -> str | None:
-    works = [work for one, work in choices.times.seconds if one == mine]
+    works = [work for candidate, work in choices.times.seconds if candidate == mine]
     ratios = {work: _ratio(choices, mine, peer, work, beside_exact=settings.when != ALWAYS) for work in works}
     faster = {work: ratio for work, ratio in ratios.items() if ratio > 1.0 + choices.margin}
     if not faster:
         return None
     fastest = max(faster, key=faster.__getitem__)
-    error, own_error = (choices.error(one, fastest.head_dim) for one in (peer, mine))
+    error, own_error = (choices.error(candidate, fastest.head_dim) for candidate in (peer, mine))
     known = error is not None and own_error is not None
     shown = f"; its relative L2 error is {error:.3f}, and that of {mine.words} is {own_error:.3f}" if known else ""
     text = (
@@ -61,7 +61,7 @@ def _ratio(choices: TunedChoices, mine: Candidate, peer: Candidate, work: Work, 
     seconds = choices.times.seconds
     rivals = [
         value
-        for (one, at), value in seconds.items()
-        if at == work and (one == mine or (beside_exact and one.mode == EXACT))
+        for (candidate, timed_work), value in seconds.items()
+        if timed_work == work and (candidate == mine or (beside_exact and candidate.mode == EXACT))
     ]
     return min(rivals) / seconds[peer, work] if (peer, work) in seconds else 0.0

@@ -1,4 +1,4 @@
-"""What happened during one sampling and how long it took, recorded from any number of threads; and its summary."""
+"""What happened during one sampling and how long it took, recorded by any number of threads, and its summary."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ NO_PASS = {
 class Decision:
     """How one attention call is served: by a backend with these options, or by ComfyUI's attention for a reason.
 
-    A backend has a reason too where another attention takes the place of what the user chose, or a faster one does not.
-    is_peer: the backend is another package's attention, in the place of what `options` say.
+    A backend has a reason too where another attention replaces what the user chose, or a faster one does not.
+    is_peer: the backend is another package's attention and replaces what `options` say.
     plan: by which the backend computes the call; None where it was only asked what it could do.
     by: who served a call that no backend did, in words: another node or pack, or what the model's file asks for; None
         is ComfyUI's attention.
@@ -71,13 +71,13 @@ class Decision:
 
 
 @lru_cache(maxsize=MOST_PLANS)
-def decision_of(found: CallPlan | Refusal) -> Decision:
+def decision_of(plan: CallPlan | Refusal) -> Decision:
     """How calls of a plan are served; a refused one stays with ComfyUI."""
-    if isinstance(found, Refusal):
-        return Decision(reason=found.reason)
-    # What each call decides for itself would divide the calls of a mode among several decisions.
-    options = replace(found.options, layout="BHND", scale=None)
-    return Decision(found.backend.name, options, found.reason, is_peer=found.backend.is_peer, plan=found)
+    if isinstance(plan, Refusal):
+        return Decision(reason=plan.reason)
+    # Layout and scale differ from call to call: with them the report would list one mode several times.
+    options = replace(plan.options, layout="BHND", scale=None)
+    return Decision(plan.backend.name, options, plan.reason, is_peer=plan.backend.is_peer, plan=plan)
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,8 @@ class SpeedComparison:
     """Calls beside another way to do the same work, such as backends beside ComfyUI's attention.
 
     Attributes:
-        calls: those of whose signature the other way's time is known.
-        other_seconds: what the other way would have taken for them; seconds: what they took. Both of one device, on
-            average.
+        calls: the calls that are compared: the time of the other way is known for their work.
+        other_seconds: the time of the other way for them; seconds: their own. Both of one device, on average.
     """
 
     calls: int
@@ -127,7 +126,7 @@ class Summary:
         agreement: (layer, step) -> mean agreement with full precision, where it was measured.
         speed: the backends' calls beside ComfyUI's attention on the same work, or None with nothing to compare.
         devices: GPUs that sampled at the same time. The seconds of `shares` are their sum; `attention_seconds` and
-            `speed`, to be set beside `seconds`, are those of one of them on average.
+            `speed` are averages per GPU, comparable with `seconds`.
         names: of the layers, by their numbers.
         passes: forward passes of the model.
         fewer_calls: owner of a patch of transformer blocks -> the passes with it that made fewer attention calls than
@@ -200,7 +199,7 @@ class Record:
 
     Attributes:
         steps: of the sampling.
-        times_calls: whether somebody will read how long the calls took: timing one costs as much as planning it.
+        times_calls: a report will read how long the calls took. Else none is timed: that costs as much as a plan.
         layer_numbers: of the calls, by their names.
     """
 
@@ -294,7 +293,7 @@ class Record:
         """The record as plain data; waits for the device."""
         with self._lock:
             entries, comparisons, timed = list(self._entries), list(self._comparisons), self.times_calls
-            agreement = {cell: list(found) for cell, found in self._agreement.items()}
+            agreement = {cell: list(measured) for cell, measured in self._agreement.items()}
             whole, devices, steps = self._whole, max(len(self._devices), 1), self.steps
             names, passes, sampling = tuple(self.layer_numbers), tuple(self._passes), self._sampling
         calls = Counter(entry.decision for entry in entries)
@@ -332,40 +331,42 @@ class Record:
 
 
 def _fewer_calls(passes: Sequence[tuple[int, str | None]]) -> dict[str, tuple[int, int]]:
+    """`Summary.fewer_calls`, from the calls and the owner of patched blocks of each pass."""
     most = max((calls for calls, _ in passes), default=0)
-    found: dict[str, tuple[int, int]] = {}
+    by_owner: dict[str, tuple[int, int]] = {}
     for calls, owner in passes:
         if owner is not None and (calls < most or not calls):
-            passes_of, fewer = found.get(owner, (0, 0))
-            found[owner] = passes_of + 1, fewer + most - calls
-    return found
+            owners_passes, fewer = by_owner.get(owner, (0, 0))
+            by_owner[owner] = owners_passes + 1, fewer + most - calls
+    return by_owner
 
 
 def _averages(measured: Mapping[LayerStep, Sequence[torch.Tensor]]) -> dict[LayerStep, Agreement]:
     """LayerStep -> the average of what was measured there; reads the values of each device at once."""
     by_device: defaultdict[torch.device, list[tuple[int, torch.Tensor]]] = defaultdict(list)
-    for number, found in enumerate(measured.values()):
-        for value in found:
-            by_device[value.device].append((number, value))
+    for number, agreements in enumerate(measured.values()):
+        for agreement in agreements:
+            by_device[agreement.device].append((number, agreement))
     sums = torch.zeros(len(measured), 3, dtype=torch.float64)
     for entries in by_device.values():
         numbers, values = zip(*entries, strict=True)
         sums.index_add_(0, torch.tensor(numbers), torch.stack(values).to("cpu", torch.float64))
-    counts = torch.tensor([len(found) for found in measured.values()])
+    counts = torch.tensor([len(agreements) for agreements in measured.values()])
     return {cell: Agreement(*row) for cell, row in zip(measured, (sums / counts[:, None]).tolist(), strict=True)}
 
 
 def compared(
     calls: Iterable[tuple[Hashable, float]], others: Iterable[tuple[Hashable, float]], devices: int = 1
 ) -> SpeedComparison | None:
-    """From (signature, seconds) of each call and of the other way's; None when no signature has both.
+    """Compare total times over the work that was measured both ways; None if there is none.
 
-    The other way's time of a signature is the median of its calls: a first call that loads a kernel counts little.
+    calls, others: work and seconds of each call, and of each call of the other way. Its time for a work is the median
+    of its calls: a first call that loads a kernel counts little.
     """
     times: defaultdict[Hashable, list[float]] = defaultdict(list)
     for work, seconds in others:
         times[work].append(seconds)
-    usual = {work: median(found) for work, found in times.items()}
+    usual = {work: median(measured) for work, measured in times.items()}
     both = [(work, seconds) for work, seconds in calls if work in usual]
     if not both:
         return None
@@ -377,7 +378,7 @@ def compared(
 def _skip_speeds(
     times: Mapping[tuple[int, bool], Sequence[tuple[Hashable, float]]], devices: int
 ) -> dict[int, SpeedComparison]:
-    """From (signature, seconds) of the calls of a layer that skipped key blocks, and of those that did not."""
+    """`Summary.skip_speeds`, from work and seconds of the calls of (layer, whether they skipped key blocks)."""
     layers = sorted(layer for layer, skips in times if skips)
-    found = {layer: compared(times[layer, True], times.get((layer, False), ()), devices) for layer in layers}
-    return {layer: speed for layer, speed in found.items() if speed is not None}
+    speeds = {layer: compared(times[layer, True], times.get((layer, False), ()), devices) for layer in layers}
+    return {layer: speed for layer, speed in speeds.items() if speed is not None}

@@ -39,15 +39,16 @@ def headline(summary: Summary) -> str:
     if summary.calls == 0:
         return NO_CALL
     steps = f"{summary.steps} step{'' if summary.steps == 1 else 's'}"
+    if summary.sampling is Sampling.STOPPED:
+        steps = f"stopped in step {1 + max(step for _, step in summary.cells)} of {summary.steps}"
     taken = "".join(f"; {line}" for line in taken_blocks(summary))
     silent = (
         f"; in {summary.silent_passes} of {summary.passes} passes of the model no attention call reached the node"
         if summary.silent_passes
         else ""
     )
-    stopped = ", stopped before its end" if summary.sampling is Sampling.STOPPED else ""
     share = f"{served} of {summary.calls} attention calls computed by SageAttention2 ({served / summary.calls:.0%})"
-    return f"{share}, {steps}{stopped}{silent}{taken}"
+    return f"{share}, {steps}{silent}{taken}"
 
 
 def taken_blocks(summary: Summary) -> list[str]:

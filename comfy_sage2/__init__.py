@@ -3,7 +3,7 @@
 import sys as _sys
 
 __version__ = "1.0.0"
-__all__ = ["BlockMask", "Sparse", "TileLists", "UnsupportedError", "__version__", "attention", "explain"]
+__all__ = ["BlockMask", "Sparse", "UnsupportedError", "__version__", "attention", "explain"]
 
 
 def _refuse_a_second_copy() -> None:
@@ -23,8 +23,6 @@ try:
     from .block_mask import BlockMask
     from .registry import UnsupportedError
     from .sparsity.declared import Sparse
-
-    TileLists = BlockMask  # its name before 0.3.0, which 0.4.0 takes away
 except Exception as error:  # no torch, or whatever an unusual one raises
     # The loader of the kernels and the doctor work all the same, and ComfyUI's nodes say what is missing.
     _cause = error

@@ -31,7 +31,6 @@ class _Arguments(CallChoices, total=False):
 
     attn_mask: torch.Tensor | None
     block_mask: BlockMask | None
-    block_margins: torch.Tensor | None
     sparse: Sparse | None
     backend: str | None
     nonfinite: torch.Tensor | None
@@ -72,7 +71,6 @@ def attention(
     *,
     attn_mask: torch.Tensor | None = None,
     block_mask: BlockMask | None = None,
-    block_margins: torch.Tensor | None = None,
     sparse: Sparse | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
@@ -93,16 +91,10 @@ def attention(
         block_mask: which blocks of keys each block of queries attends to (`BlockMask`), beside mask and `is_causal`;
             None is all of them. In either layout its lists are of shape (B, Hq, Tq, 1 + Tk). Their entries are not
             checked here: what is invalid is left out, and `BlockMask.invalid` flags it.
-        block_margins: None, or (B, Hq, Tq, Tk) float32 on q's device, contiguous, in either layout; the call fills it.
-            Each block of 128 queries and 128 keys gets the largest score that one of its rows has there, relative to
-            the largest that the row has met by the end of the kernel's step, in units of log2: at most 0, and 0 with
-            NaN (`reference.block_margins.block_margins` with `running`). In mode "precise" it may be larger, never
-            smaller: the kernels of sm90 keep a row's base where its maximum grows a little. Not with block_mask, a mask
-            or `is_causal`.
         sparse: leave out the key blocks that matter least, found in this call (`Sparse`): by a bound of what each head
             may lose, or a share. None computes all. Self-attention of fewer than 64 key blocks, and calls with other
-            numbers of queries and keys, are dense. Not with block_mask, block_margins, `is_causal`, mode "exact" or a
-            mask that differs by query; not under a compiler.
+            numbers of queries and keys, are dense. Not with block_mask, `is_causal`, mode "exact" or a mask that
+            differs by query; not under a compiler.
         backend: a name from `explain`; None picks the first accelerated one that can run, else "reference".
         nonfinite: one int32 on q's device, set to 1 when a value of the output is NaN or infinite and else left as it
             is, so that one of them can serve many calls; no call waits for the device.
@@ -118,7 +110,7 @@ def attention(
         ValueError: shapes, strides, devices or options that do not fit; the message names the argument.
         UnsupportedError: a ValueError; the backend asked for cannot run this call, and why.
     """
-    optional = OptionalTensors.of(attn_mask, block_mask, nonfinite, block_margins)
+    optional = OptionalTensors.of(attn_mask, block_mask, nonfinite)
     if backend is not None and not isinstance(backend, str):
         registry.get(backend)  # raises: neither the cache of plans nor an operator could hold it
     if sparse is not None:
@@ -210,7 +202,6 @@ def explain(
     *,
     attn_mask: torch.Tensor | None = None,
     block_mask: BlockMask | None = None,
-    block_margins: torch.Tensor | None = None,
     backend: str | None = None,
     options: AttentionOptions | None = None,
     **choices: Unpack[Choices],
@@ -220,7 +211,7 @@ def explain(
     Takes the arguments of `attention` that decide it and raises its errors for bad input; with `backend` only that one
     is listed. `block_mask` is read, which waits for the device: an invalid entry is a ValueError that names it.
     """
-    optional = OptionalTensors.of(attn_mask, block_mask, None, block_margins)
+    optional = OptionalTensors.of(attn_mask, block_mask, None)
     signature = CallSignature.of(q, k, v, AttentionOptions.of(options, choices), optional)
     check_call(signature)
     check_flags(optional, q.device)

@@ -214,24 +214,10 @@ def _candidate(found: CallPlan) -> Candidate:
     return Candidate.of(found.backend.name, found.options)
 
 
-def listed_plan(dense: CallPlan, lists: TensorForm | None = None) -> CallPlan | Refusal:
-    """The plan of the calls of `dense` with `BlockMask`, by the same backend.
-
-    lists: the form of their tensor; None: one for each head, for the whole batch.
-    """
+def listed_plan(dense: CallPlan) -> CallPlan | Refusal:
+    """The plan of the calls of `dense` with a contiguous block mask of their batch and heads, by the same backend."""
     request = dense.request
-    shape = torch.Size((1, request.q_heads, blocks_of(request.q_length), 1 + blocks_of(request.kv_length)))
-    lists = lists or TensorForm.contiguous(shape, torch.int16, request.device)
-    return plan(_of_same_backend(dense)._replace(block_mask=lists))
-
-
-def recording_plan(dense: CallPlan) -> CallPlan | Refusal:
-    """The plan of the calls of `dense` that fill `block_margins`, by the same backend."""
-    request = dense.request
-    shape = torch.Size((request.batch, request.q_heads, blocks_of(request.q_length), blocks_of(request.kv_length)))
-    block_margins = TensorForm.contiguous(shape, torch.float32, request.device)
-    return plan(_of_same_backend(dense)._replace(block_margins=block_margins))
-
-
-def _of_same_backend(dense: CallPlan) -> CallSignature:
-    return dense.signature._replace(backend=dense.backend.name, where_faster=False, peers=IGNORED)
+    shape = torch.Size((request.batch, request.q_heads, blocks_of(request.q_length), 1 + blocks_of(request.kv_length)))
+    lists = TensorForm.contiguous(shape, torch.int16, request.device)
+    same_backend = dense.signature._replace(backend=dense.backend.name, where_faster=False, peers=IGNORED)
+    return plan(same_backend._replace(block_mask=lists))

@@ -10,7 +10,6 @@ import torch
 
 from .accumulators import resolved
 from .autotune.timings import Work
-from .block_mask import blocks_of
 from .options import AUTO, AttentionOptions
 from .signature import CallSignature, TensorForm
 
@@ -40,7 +39,6 @@ class AttentionRequest:
     mask_shape: tuple[int, ...] | None  # 4-D, 1 where the mask broadcasts
     mask_dtype: torch.dtype | None
     has_block_mask: bool  # the call has block masks
-    has_block_margins: bool  # the call notes the block_margins of its blocks
     options: AttentionOptions
     heads_first: bool = False  # in memory the tokens of a head of q lie together, else the heads of a token
     accumulator_is_open: bool = False  # the caller's is "auto": a backend may take another than that of `options`
@@ -65,7 +63,6 @@ class AttentionRequest:
             mask_shape=None if mask is None else (1,) * (4 - len(mask.shape)) + tuple(mask.shape),
             mask_dtype=None if mask is None else mask.dtype,
             has_block_mask=signature.block_mask is not None,
-            has_block_margins=signature.block_margins is not None,
             options=resolved(signature.options, device),
             heads_first=bool(q.stride) and q.stride[heads] > q.stride[tokens],
             accumulator_is_open=signature.options.pv_accumulator == AUTO,
@@ -88,11 +85,6 @@ class AttentionRequest:
         if self.device_index is None:
             return torch.device(self.device_type)
         return torch.device(self.device_type, self.device_index)
-
-    @property
-    def block_count(self) -> int:
-        """The blocks of queries and keys of one head."""
-        return blocks_of(self.q_length) * blocks_of(self.kv_length)
 
     @property
     def work(self) -> Work | None:

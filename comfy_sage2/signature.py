@@ -56,7 +56,7 @@ class CallSignature(NamedTuple):
             measured to be the fastest.
         peers: of PEER_RULES; in mode "exact" another package's attention is always ignored.
         q, k, v: in the layout of the options.
-        attn_mask, block_mask, block_margins: as in `OptionalTensors`, None where the call has none. The flags that a
+        attn_mask, block_mask: as in `OptionalTensors`, None where the call has none. The flags that a
             call may set are no part of it: whether there is one changes nothing but an address.
     """
 
@@ -69,7 +69,6 @@ class CallSignature(NamedTuple):
     v: TensorForm
     attn_mask: TensorForm | None = None
     block_mask: TensorForm | None = None
-    block_margins: TensorForm | None = None
     peers: str = IGNORED
     own_is_torchs: bool = False
 
@@ -104,7 +103,6 @@ class CallSignature(NamedTuple):
                 TensorForm(v.shape, v.stride(), v.dtype, v.device),
                 None if optional.attn_mask is None else TensorForm.of(optional.attn_mask),
                 None if optional.block_mask is None else TensorForm.of(optional.block_mask),
-                None if optional.block_margins is None else TensorForm.of(optional.block_margins),
                 peers,
                 own_is_torchs,
             )

@@ -42,26 +42,19 @@ class OptionalTensors(NamedTuple):
             as it is, without a wait for the device.
         invalid_blocks: one int32 on q's device that becomes 1 when an entry of `block_mask` is not valid and else stays
             as it is, without a wait for the device.
-        block_margins: (B, Hq, Tq, Tk) float32, contiguous, with anything in it: it is filled with what
-            `reference.block_margins.block_margins` with `running` says of the call, or more, and 0 where that is NaN.
     """
 
     attn_mask: torch.Tensor | None = None
     block_mask: torch.Tensor | None = None
     nonfinite: torch.Tensor | None = None
     invalid_blocks: torch.Tensor | None = None
-    block_margins: torch.Tensor | None = None
 
     @classmethod
     def of(
-        cls,
-        attn_mask: torch.Tensor | None,
-        block_mask: BlockMask | None,
-        nonfinite: torch.Tensor | None,
-        block_margins: torch.Tensor | None,
+        cls, attn_mask: torch.Tensor | None, block_mask: BlockMask | None, nonfinite: torch.Tensor | None
     ) -> OptionalTensors:
         """From the arguments of `attention`; TypeError, naming the argument, for what is no tensor."""
-        if attn_mask is None and block_mask is None and nonfinite is None and block_margins is None:
+        if attn_mask is None and block_mask is None and nonfinite is None:
             return NO_TENSORS
         require_mask(attn_mask)
         if attn_mask is not None and overrides_torch(attn_mask):
@@ -75,13 +68,10 @@ class OptionalTensors(NamedTuple):
         for name, flag in (("nonfinite", nonfinite), ("block_mask.invalid", invalid)):
             if flag is not None and not isinstance(flag, torch.Tensor):
                 raise TypeError(f"[SA-209] {name} must be an int32 tensor, got {type(flag).__name__}")
-        if block_margins is not None and not isinstance(block_margins, torch.Tensor):
-            found = type(block_margins).__name__
-            raise TypeError(f"[SA-213] block_margins must be a float32 tensor or None, got {found}")
-        return cls(attn_mask, None if block_mask is None else block_mask.lists, nonfinite, invalid, block_margins)
+        return cls(attn_mask, None if block_mask is None else block_mask.lists, nonfinite, invalid)
 
 
-WRITTEN = ("nonfinite", "invalid_blocks", "block_margins")  # those that a call writes to
+WRITTEN = ("nonfinite", "invalid_blocks")  # those that a call writes to
 NO_TENSORS = OptionalTensors()
 
 

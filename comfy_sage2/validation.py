@@ -33,8 +33,6 @@ def check_call(signature: CallSignature) -> None:
         check_mask(signature.attn_mask, target, q.device)
     if signature.block_mask is not None:
         check_block_mask(signature.block_mask, target, q.device)
-    if signature.block_margins is not None:
-        check_block_margins(signature.block_margins, target, q.device)
 
 
 def check_tensors(q: TensorForm, k: TensorForm, v: TensorForm, layout: str) -> None:
@@ -105,32 +103,6 @@ def _check_flag(name: str, flag: torch.Tensor, device: torch.device) -> None:
             f"[SA-209] {name} must be one element on q's device {device}, got shape {tuple(flag.shape)} on "
             f"{flag.device}"
         )
-
-
-def check_block_margins(block_margins: TensorForm, target: Target, device: torch.device) -> None:
-    """Check that `block_margins` fits a call of `target`; TypeError for another dtype than float32, else ValueError."""
-    if block_margins.dtype != torch.float32:
-        raise TypeError(f"[SA-213] block_margins must be a float32 tensor or None, got {block_margins.dtype}")
-    if block_margins.device != device:
-        raise ValueError(f"[SA-213] block_margins must be on q's device {device}, got {block_margins.device}")
-    batch, heads, q_length, kv_length = target
-    wanted = (batch, heads, blocks_of(q_length), blocks_of(kv_length))
-    if block_margins.shape != wanted:
-        raise ValueError(
-            f"[SA-213] block_margins must be of shape {wanted} for {q_length} queries and {kv_length} keys in "
-            f"blocks of {BLOCK_TOKENS}, got {tuple(block_margins.shape)}"
-        )
-    if not _is_contiguous(block_margins):
-        raise ValueError(f"[SA-213] block_margins must be contiguous, got strides {block_margins.stride}")
-
-
-def _is_contiguous(tensor: TensorForm) -> bool:
-    expected = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def check_mask(mask: TensorForm, target: Target, device: torch.device) -> None:

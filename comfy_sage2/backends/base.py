@@ -45,7 +45,7 @@ class BoundCall(ABC):
     def prequantize(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS
     ) -> Attend | None:
-        """Begin a call without block mask and margins, for a caller who then lets go of q, k and v; else as for `run`.
+        """Begin a call without block mask, for a caller who then lets go of q, k and v; else as for `run`.
 
         Returns:
             what ends the call, once and on the same stream, with the results of `run`; it keeps those of q, k and v

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from ..accumulators import mode_has_accumulator
-from ..options import EXACT
 from ..request import AttentionRequest
 from .base import Constraint
 
@@ -47,33 +46,11 @@ def _precise(request: AttentionRequest) -> str | None:
 
 
 _NO_BLOCK_MASK = "[SA-212] only the kernels and the slow reference take block masks: leave out `block_mask` here"
-_NO_BLOCK_MARGINS = (
-    "[SA-214] only the kernels and the slow reference record block margins: leave out `block_margins` here"
-)
-
-
-def _block_margins(request: AttentionRequest) -> str | None:
-    if not request.has_block_margins:
-        return None
-    options = request.options
-    found = {
-        "block_mask": request.has_block_mask,
-        "a mask": request.mask_shape is not None,
-        "is_causal": options.is_causal,
-        "mode exact": options.mode == EXACT,
-    }
-    refused = [name for name, present in found.items() if present]
-    if not refused:
-        return None
-    return f"[SA-214] calls with {' and '.join(refused)} record no block margins: leave out `block_margins`"
-
 
 ON_CUDA = Constraint("device", _on_cuda)
 LENGTH = Constraint("length", _length)
 PRECISE = Constraint("precise", _precise)
 DENSE = Constraint("block_mask", lambda request: _NO_BLOCK_MASK if request.has_block_mask else None)
-WITHOUT_MARGINS = Constraint("block_margins", lambda request: _NO_BLOCK_MARGINS if request.has_block_margins else None)
-MARGINS = Constraint("block_margins", _block_margins)
 
 
 # Why a GPU has no kernels here and what to use on it, by compute capability or its major number; the first and the last

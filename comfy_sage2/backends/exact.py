@@ -18,7 +18,7 @@ from ..request import AttentionRequest
 from ..signature import CallSignature
 from ..tensors import OptionalTensors, mask_4d
 from .base import Backend, BoundCall, BoundTensors, Constraint, Result, empty_output, flag_nonfinite
-from .constraints import DENSE, LENGTH, ON_CUDA, WITHOUT_MARGINS, capability_from, option_is
+from .constraints import DENSE, LENGTH, ON_CUDA, capability_from, option_is
 from .readable import readable
 
 _CUDNN, _FLASH, _EFFICIENT = "cuDNN's attention", "torch's flash attention", "torch's memory-efficient attention"
@@ -50,7 +50,6 @@ class ExactAttention(Backend):
             option_is("mode", EXACT),
             LENGTH,
             DENSE,
-            WITHOUT_MARGINS,
             _ONE_KIND_OF_MASK,
             *constraints,
         )
@@ -77,7 +76,7 @@ class ExactCall(BoundTensors):
 
     def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
         """See `BoundTensors.compute`."""
-        assert optional.block_mask is None and optional.block_margins is None  # by DENSE and WITHOUT_MARGINS
+        assert optional.block_mask is None  # by DENSE
         request = self._request
         mask = mask_4d(optional.attn_mask)
         bias = None if mask is None else _bias(mask, q.dtype, request.kv_length)

@@ -44,8 +44,6 @@ class KernelCall(BoundCall):
         out = q.new_empty(self._out_shape)
         lse = None if self._lse_shape is None else q.new_empty(self._lse_shape, dtype=torch.float32)
         workspace = torch.empty(launches.workspace_bytes, dtype=torch.uint8, device=q.device)
-        if optional.block_margins is not None:
-            optional.block_margins.fill_(-math.inf)
         launches.enqueue((q.data_ptr(), k.data_ptr(), v.data_ptr()), optional, out, lse, workspace)
         return self._finished(out, lse, optional)
 
@@ -150,18 +148,17 @@ class Launches:
 
         Args:
             qkv: addresses of q, k and v, multiples of 16; 0 for what the phase does not read.
-            optional: `block_margins` holds -inf, and is raised to the margins of the blocks.
             out: of q's dtype; None in the phase of prequantization.
             lse: (B, Hq, Nq) float32, contiguous, when the options ask for it.
             workspace: uint8, at least `workspace_bytes` of them.
         """
-        mask, lists, nonfinite, invalid, margins = map(_address, optional)
+        mask, lists, nonfinite, invalid = map(_address, optional)
         stream, scratch = current_stream(workspace.device), workspace.data_ptr()
         q, k, v = qkv
         to, logs = _address(out), _address(lse)
         if len(self.parts) == 1:
             run = self.parts[0].plan.run
-            run(q, k, v, to, scratch, stream, logs, nonfinite, mask, lists, invalid, margins, phase)
+            run(q, k, v, to, scratch, stream, logs, nonfinite, mask, lists, invalid, phase=phase)
             return
         size = self._bytes
         for part in self.parts:
@@ -177,8 +174,7 @@ class Launches:
                 mask and mask + part.mask * self._mask_bytes,
                 lists and lists + part.block_mask * 2,
                 invalid,
-                margins and margins + part.block_margins * 4,
-                phase,
+                phase=phase,
             )
 
 

@@ -18,7 +18,6 @@ from . import self_test
 from .base import Attend, Backend, BoundCall, Result
 from .constraints import (
     LENGTH,
-    MARGINS,
     ON_CUDA,
     PRECISE,
     capability_is,
@@ -36,7 +35,7 @@ _LEAST_SKIPPED_ON_HOPPER = {"8b": 0.08, "4b": 0.08, "precise": 0.15}
 class KernelBackend(Backend):
     """The kernel module of one architecture: fp16, bf16 and fp32 tensors, any head_dim up to 256, masks, GQA, LSE.
 
-    They take block masks and record block margins. Mode "precise" takes no fp32.
+    They take block masks. Mode "precise" takes no fp32.
     """
 
     accelerated = True
@@ -60,7 +59,6 @@ class KernelBackend(Backend):
             capability_is(*capabilities),
             LENGTH,
             PRECISE,
-            MARGINS,
         )
 
     @property

@@ -57,7 +57,6 @@ class ModulePlan(Protocol):
         mask: int = 0,
         block_mask: int = 0,
         invalid_blocks: int = 0,
-        block_margins: int = 0,
         phase: int = WHOLE_CALL,
     ) -> None:
         """Enqueue the call, or one phase of it, on `stream`; addresses are those of device memory, 0 is none.
@@ -108,7 +107,6 @@ def plan_fields(request: AttentionRequest, views: Views) -> Fields:
         "scale": request.scale,
         **option_fields(request.options),
         "has_lse": request.options.return_lse,
-        "has_block_margins": request.has_block_margins,
     }
     if request.options.rotate == "auto":
         found["rotate_by_head"] = True

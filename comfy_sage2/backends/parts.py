@@ -27,7 +27,6 @@ class Part:
     lse: int = 0
     mask: int = 0
     block_mask: int = 0
-    block_margins: int = 0
 
 
 def parts_of(module: ModuleType, request: AttentionRequest, views: Views) -> tuple[Part, ...]:
@@ -78,7 +77,6 @@ def _part(plan: ModulePlan, request: AttentionRequest, views: Views, entry: int,
         lse=row * request.q_length,
         mask=0 if views.mask is None else q_offset(views.mask),
         block_mask=0 if views.block_mask is None else q_offset(views.block_mask),
-        block_margins=row * request.block_count,
     )
 
 

@@ -25,7 +25,7 @@ from ..signature import CallSignature
 from ..tensors import NO_TENSORS, OptionalTensors, mask_4d
 from ..text import error_text
 from .base import Attend, Backend, BoundCall, Constraint, Result, flag_nonfinite
-from .constraints import DENSE, LENGTH, ON_CUDA, WITHOUT_MARGINS, capability_from, option_is
+from .constraints import DENSE, LENGTH, ON_CUDA, capability_from, option_is
 from .exact import closed_rows, equal_heads, in_16_bits, no_mask, square_if_causal
 
 log = logging.getLogger("comfy_sage2")
@@ -69,7 +69,7 @@ class Peer(Backend):
         self.name = name
         self.constraints = (
             ON_CUDA, option_is("mode", *MODES), option_is("return_lse", False), LENGTH, DENSE,
-            WITHOUT_MARGINS, *constraints,
+            *constraints,
         )  # fmt: skip
         self._distribution = distribution
         self._load = load

@@ -10,14 +10,13 @@ from ..accumulators import pv_has_accumulator
 from ..block_mask import BlockMask
 from ..options import AUTO, EXACT
 from ..reference.attention import reference_attention
-from ..reference.block_margins import block_margins
 from ..reference.exact import exact_attention
 from ..reference.options import ReferenceOptions
 from ..request import AttentionRequest
 from ..signature import CallSignature
 from ..tensors import OptionalTensors, mask_4d
 from .base import Backend, BoundCall, BoundTensors, Constraint, Result, empty_output, flag_nonfinite
-from .constraints import MARGINS, option_is
+from .constraints import option_is
 
 
 def _product(request: AttentionRequest) -> str | None:
@@ -35,7 +34,7 @@ class ReferenceBackend(Backend):
 
     name = "reference"
     accelerated = False
-    constraints: tuple[Constraint, ...] = (MARGINS, Constraint("pv", _product))
+    constraints: tuple[Constraint, ...] = (Constraint("pv", _product),)
 
     def settled(self, request: AttentionRequest) -> AttentionRequest:
         """See `Backend.settled`: the accumulators of the GPU, where its kernels would have them for the format."""
@@ -54,7 +53,7 @@ class ReferenceCall(BoundTensors):
     def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
         """See `BoundTensors.compute`."""
         request, options = self._request, self._request.options
-        mask, margins = mask_4d(optional.attn_mask), optional.block_margins
+        mask = mask_4d(optional.attn_mask)
         lists = None if optional.block_mask is None else BlockMask(optional.block_mask, optional.invalid_blocks)
         live = None if lists is None else lists.to_dense()
         if options.mode == EXACT:
@@ -80,9 +79,6 @@ class ReferenceCall(BoundTensors):
                 attn_mask=mask,
                 active_blocks=live,
             )
-            if margins is not None:
-                found = block_margins(q, k, numerics, scale=request.scale, running=True)
-                margins.copy_(found.masked_fill_(found.isnan(), 0.0))
         out = empty_output(q, options.layout).copy_(_within_range(result, q.dtype))
         if optional.nonfinite is not None:
             flag_nonfinite(out, optional.nonfinite)

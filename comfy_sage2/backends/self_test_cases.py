@@ -13,7 +13,6 @@ import torch
 from ..block_mask import BlockMask
 from ..options import AttentionOptions
 from ..reference.exact import exact_attention
-from .self_test_margins import grade_, margins_of
 from .self_test_memory import UNTOUCHED, MemoryLayout, Slot
 
 _SEED = 17
@@ -30,7 +29,6 @@ class Case:
         lists: () for none, else of each head, or of one for all, of each block of queries: a count, then key blocks.
             Those that are not active stand behind the count.
         invalid: an entry of the lists is invalid, which must be left out and flagged.
-        block_margins: the blocks are graded, and their margins are to be recorded.
     """
 
     name: str
@@ -46,7 +44,6 @@ class Case:
     broken: bool = False
     lists: tuple[tuple[tuple[int, ...], ...], ...] = ()
     invalid: bool = False
-    block_margins: bool = False
 
 
 _UNROTATED = AttentionOptions(rotate="off")
@@ -76,7 +73,6 @@ CASES = (
         replace(_WITH_LSE, is_causal=True, layout="BNHD"),
         lists=(((0, 0, 1, 2), (1, 0, 1, 2), (2, 2, 0, 1)),),
     ),
-    Case("head_dim 64, block margins", 2, 1, 440, 440, 64, torch.float16, _UNROTATED, block_margins=True),
     # Hopper has kernels for few keys, which note no LSE, and for 192 keys a step.
     Case("head_dim 64, few keys", 2, 1, 150, 250, 64, torch.bfloat16, _UNROTATED),
     Case("head_dim 128, few keys", 2, 1, 140, 300, 128, torch.float16, replace(_UNROTATED, layout="BNHD")),
@@ -98,7 +94,6 @@ class Input:
     """The inputs of a case on the CPU, and its right results.
 
     q, k, v: slots in the buffer of inputs. mask: None or 4-D. block_mask: None or its lists. out, lse: float32.
-    block_margins: None or (B, Hq, Tq, Tk) float32.
     """
 
     case: Case
@@ -109,7 +104,6 @@ class Input:
     block_mask: torch.Tensor | None
     out: torch.Tensor
     lse: torch.Tensor
-    block_margins: torch.Tensor | None
 
 
 def make_inputs() -> tuple[torch.Tensor, list[Input]]:
@@ -130,8 +124,6 @@ def make_inputs() -> tuple[torch.Tensor, list[Input]]:
         # What smoothing is for.
         q[..., :2] += 3.0
         k[..., 1:3] += 6.0
-        if case.block_margins:
-            grade_(q, k)
         if case.broken:
             v[0, 0, 1, 1] = math.inf
         mask = _mask(case, generator)
@@ -147,8 +139,7 @@ def make_inputs() -> tuple[torch.Tensor, list[Input]]:
             dtype=torch.float32,
         )
         blocks = None if lists is None else lists.lists
-        margins = margins_of(q, k) if case.block_margins else None
-        found.append(Input(case, places[0], places[1], places[2], mask, blocks, out, lse, margins))
+        found.append(Input(case, places[0], places[1], places[2], mask, blocks, out, lse))
     return buffer, found
 
 

@@ -11,7 +11,6 @@ import torch
 from ..options import AUTO, FLOAT_PV
 from ..request import AttentionRequest
 from .self_test_cases import Input
-from .self_test_margins import MARGIN_BOUND
 from .self_test_memory import UNTOUCHED, Slot
 
 # Relative L1 error, sum |O - O'| / sum |O|, that the quantization of each mode may cost in these calls.
@@ -46,7 +45,6 @@ class Call:
     lse: Slot | None
     nonfinite: Slot
     invalid_blocks: Slot | None
-    block_margins: Slot | None
 
     @property
     def flags(self) -> Iterator[tuple[Slot, str, int]]:
@@ -86,7 +84,7 @@ def compare(calls: Sequence[Call], results: torch.Tensor) -> Result:
         wrong = next(_wrong(call, results), None)
         if wrong is not None:
             result.wrong.append(f"{call.name}: {wrong}")
-        for slot in (call.out, call.lse, call.block_margins, *(flag for flag, _, _ in call.flags)):
+        for slot in (call.out, call.lse, *(flag for flag, _, _ in call.flags)):
             if slot is not None:
                 slot.of(untouched).copy_(slot.of(results))
     if not torch.equal(untouched.view(torch.int64), results.view(torch.int64)):
@@ -115,8 +113,3 @@ def _wrong(call: Call, results: torch.Tensor) -> Iterator[str]:
         bound = LSE_BOUNDS[call.variant.mode]
         if not error <= bound or not torch.equal(lse == -math.inf, empty):
             yield f"the LSE is {error:.3g} from exact attention's on average, at most {bound:g} expected"
-    if call.block_margins is not None and given.block_margins is not None:
-        margins = call.block_margins.of(results).view(given.block_margins.shape)
-        error = (margins - given.block_margins).abs().max().item()
-        if not error <= MARGIN_BOUND:
-            yield f"a block margin is off by {error:.3g} (log2), at most {MARGIN_BOUND:g} expected"

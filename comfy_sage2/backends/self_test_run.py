@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
@@ -41,7 +40,6 @@ def run(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -
             workspace.fill_(UNTOUCHED)
             for flag, _, _ in call.flags:
                 flag.of(results).zero_()
-            margins = None if call.block_margins is None else call.block_margins.of(results).fill_(-math.inf)
             launches[id(call)].enqueue(
                 [slot.of(on_device).data_ptr() for slot in (given.q, given.k, given.v)],
                 OptionalTensors(
@@ -49,7 +47,6 @@ def run(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -
                     block_mask=lists[id(given)],
                     nonfinite=call.nonfinite.of(results),
                     invalid_blocks=None if call.invalid_blocks is None else call.invalid_blocks.of(results),
-                    block_margins=margins,
                 ),
                 call.out.of(results),
                 None if call.lse is None else call.lse.of(results),
@@ -81,8 +78,8 @@ def _signature(given: Input, options: AttentionOptions, device: torch.device) ->
         return None if tensor is None else form(tensor.shape, tensor.dtype)
 
     q, k, v = map(of_slot, (given.q, given.k, given.v))
-    mask, lists, margins = map(of_tensor, (given.mask, given.block_mask, given.block_margins))
-    return CallSignature(options, None, False, False, q, k, v, mask, lists, margins)
+    mask, lists = map(of_tensor, (given.mask, given.block_mask))
+    return CallSignature(options, None, False, False, q, k, v, mask, lists)
 
 
 def _layout_of_results(
@@ -107,9 +104,6 @@ def _layout_of_results(
                     lse,
                     layout.add_contiguous(1, torch.int32),
                     layout.add_contiguous(1, torch.int32) if case.lists else None,
-                    None
-                    if given.block_margins is None
-                    else layout.add_contiguous(given.block_margins.numel(), torch.float32),
                 )
             )
     return calls, layout.bytes

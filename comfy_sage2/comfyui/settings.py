@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..call_site import share_of_steps
 from ..options import EXACT, ROTATIONS, AttentionOptions, check_choice
 from ..options import MODES as QUANTIZED
 from ..text import quoted
-
-if TYPE_CHECKING:
-    from ..sparsity.levels import Level
 
 AUTO = "auto"
 MODES = (AUTO, *QUANTIZED, EXACT, "off")
@@ -55,25 +52,6 @@ def _reason_against_share(name: str, value: float) -> str | None:
         return None
     where = "above 1" if value > 1.0 else "below 0" if value < 0.0 else "not a number"
     return f"[SA-402] {name} must be from 0 to 1, and {value:g} is {where}"
-
-
-@dataclass(frozen=True)
-class SparsityChoice:
-    """What may be left out of self-attention, and when.
-
-    Attributes:
-        title: the input and its level, for the user.
-        level: what a head may lose.
-        dense_share: of the sampling steps, the first ones that compute all key blocks, 0 to 1.
-    """
-
-    title: str
-    level: Level
-    dense_share: float
-
-    def is_dense(self, step: int, steps: int) -> bool:
-        """Whether `step` (from 0) of `steps` is one of the first ones."""
-        return share_of_steps(step, steps) < self.dense_share
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ class Patch:
         q, k, v = (with_dense_rows(tensor) for tensor in inputs[:3])
         try:
             options = replace(self._options, is_causal=is_causal, scale=scale)
-            optional = OptionalTensors.of(inputs.mask, None, None, None)
+            optional = OptionalTensors.of(inputs.mask, None, None)
             signature = CallSignature.of(q, k, v, options, optional, backend=backend, accelerated_only=backend is None)
         except (TypeError, ValueError) as error:
             self.fallbacks[str(error)] += 1

@@ -1,4 +1,4 @@
-"""What is never left out: tokens such as those of text and sound beside a video's, and each query's best block."""
+"""Tokens whose blocks are never left out, such as those of text and sound beside a video's."""
 
 from __future__ import annotations
 
@@ -21,23 +21,12 @@ def blocks_with(ranges: tuple[TokenRange, ...], length: int) -> torch.Tensor:
     return blocks
 
 
-def raise_always_computed_(scores: torch.Tensor, keys: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+def raise_always_computed_(scores: torch.Tensor, keys: torch.Tensor, queries: torch.Tensor) -> None:
     """Set the scores (B, Hq, Tq, Tk) of key blocks `keys` and of query blocks `queries`, both bool, to +inf."""
     if keys.any():
         scores[..., _numbers(keys, scores.device)] = torch.inf
     if queries.any():
         scores[:, :, _numbers(queries, scores.device)] = torch.inf
-    return scores
-
-
-def raise_highest_(scores: torch.Tensor) -> torch.Tensor:
-    """Set the highest score of each block of queries, (B, Hq, Tq, Tk), to +inf, and those that equal it.
-
-    The threshold is of a whole head, so that without it some of its queries might have no key left. Blocks of queries
-    with NaN keep that, which no threshold leaves out, and those with -inf alone have no key to keep.
-    """
-    highest = scores.amax(dim=3, keepdim=True)  # NaN where there is one
-    return scores.masked_fill_((scores == highest) & (scores > -torch.inf), torch.inf)
 
 
 def _numbers(blocks: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -11,13 +11,11 @@ from ..options import EXACT, AttentionOptions
 from ..registry import UnsupportedError
 from ..tensors import OptionalTensors, mask_4d
 from ..text import quoted
-from .always_computed import TokenRange, blocks_with, raise_always_computed_
+from . import levels
+from .always_computed import TokenRange, blocks_with
 from .key_bias import add_to_scores, key_bias, without_hidden_keys
-from .levels import Level
 from .selection import block_lists, block_scores
-from .thresholds import chosen, rank_, sampled_rows
-
-LEAST_BLOCKS = 64  # of a call's keys: shorter calls are dense
+from .thresholds import choose
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,6 @@ class Sparse:
             "mode exact": options.mode == EXACT,
             "a mask that differs by query": mask is not None and mask.dim() > 1 and mask.shape[-2] != 1,
             "block_mask": optional.block_mask is not None,
-            "block_margins": optional.block_margins is not None,
             "attn_mask beside a tail": mask is not None and self.tail,
         }
         refused = [name for name, present in found.items() if present]
@@ -98,8 +95,8 @@ class Sparse:
     ) -> BlockMask | None:
         """The block mask of a valid call; no wait for the device.
 
-        None where it is to be dense: with fewer than LEAST_BLOCKS blocks of keys, or queries and keys that differ in
-        number, and so are not of the same tokens.
+        None where it is to be dense: with fewer than `levels.LEAST_BLOCKS` blocks of keys, with all of its tokens in
+        `always`, or with queries and keys that differ in number, and so are not of the same tokens.
 
         Args:
             q, k, v, options, optional: of the call, in the layout of the options.
@@ -113,10 +110,10 @@ class Sparse:
         if options.layout == "BNHD":
             q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
         length = k.shape[2]
-        if q.shape[2] != length or blocks_of(length) < LEAST_BLOCKS:
+        always = blocks_with(self.always, length)
+        if q.shape[2] != length or blocks_of(length) < levels.LEAST_BLOCKS or always.all():
             return None
         scale = q.shape[3] ** -0.5 if options.scale is None else options.scale
-        always = blocks_with(self.always, length)
         mask = mask_4d(optional.attn_mask)
         with torch.no_grad():
             bias = None if mask is None else key_bias(mask, length)
@@ -128,23 +125,6 @@ class Sparse:
             if self.share is not None:
                 blocks = always.to(q.device, non_blocking=True) if self.always else None
                 return block_lists(scores, share=self.share, always=blocks, dense=blocks)
-            return block_lists(scores, threshold=self._thresholds(q, k, v, scores, always, scale, bias))
-
-    def _thresholds(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scores: torch.Tensor,
-        always: torch.Tensor,
-        scale: float,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """The threshold of each head within the bound, (B, Hq), of the ranks that are written into `scores`."""
-        assert self.bound is not None
-        if always.all():
-            return scores.new_full(scores.shape[:2], -torch.inf)
-        level = Level("declared", self.bound, norm=2, ladder=None, least_blocks=LEAST_BLOCKS)
-        rows = sampled_rows(q.shape[2], 0, q.device, always)
-        raise_always_computed_(rank_(scores), always, always)
-        return chosen(q, k, v, scores, rows, level, scale=scale, bias=bias)[0]
+            assert self.bound is not None
+            choice = choose(q, k, v, scores, self.bound, scale=scale, always=self.always, bias=bias)
+            return block_lists(scores, threshold=choice.thresholds)

@@ -65,7 +65,7 @@ def block_lists(
     """The block mask that scores of blocks give, by a threshold or a share.
 
     Args:
-        scores: (B, Hq, Tq, Tk) float32: `block_scores`, or block margins.
+        scores: (B, Hq, Tq, Tk) float32, such as `block_scores` gives.
         threshold: (B, Hq) float32 on the device: a block is active unless its score is at most this; NaN is active.
         share: in (0, 1], of the key blocks: each block of queries has that many, rounded half up and at least one,
             with the highest scores. NaN is the highest; of equal scores the lower block is taken.

@@ -1,19 +1,23 @@
-"""The threshold of each head, by the error that is measured on a sample of its rows.
+"""How many key blocks each head leaves out, by the error that is measured on a sample of its rows.
 
-One threshold for all heads would not do: a head that attends to everything a little has all of its probability in
-blocks of small P.
+The blocks of each query block are ranked by their scores, and a head leaves out the lowest ranks, as many of each query
+block. How many it may be is measured: the output of 64 rows is computed exactly, block by block, and summed over the
+blocks that each of twelve shares would keep. The smallest share whose error, and those of all larger ones, are within
+the bound is taken. Nothing of it waits for the device. One share for all heads would not do: a head that attends to
+everything a little needs most of its blocks.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from typing import NamedTuple
 
 import torch
 
 from ..block_mask import BLOCK_TOKENS
 from ..reference.block_scores import blocks_of_share
-from .levels import Level
+from .always_computed import TokenRange, blocks_with, raise_always_computed_
 
 SAMPLED_ROWS = 64
 COMPUTED_SHARES = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.03)
@@ -61,70 +65,117 @@ def rank_(scores: torch.Tensor) -> torch.Tensor:
     return scores
 
 
-def candidates(scores: torch.Tensor, level: Level) -> torch.Tensor:
-    """The thresholds that a head's is chosen from, strictest first: (B, Hq, L) float32 on the device.
+class Choice(NamedTuple):
+    """What `choose` found, (B, Hq) float32 each.
 
-    Those of the level's ladder for block margins; else thresholds of ranks, the first of which leaves out nothing.
-
-    scores: (B, Hq, Tq, Tk), block margins or ranks.
+    Attributes:
+        thresholds: a block is active where its rank is above.
+        errors: of each head on the sampled rows.
+        compared_errors: those of the blocks to compare; None without them.
     """
-    if level.ladder is not None:
-        thresholds = _on(scores.device, level.ladder)
-    else:
-        blocks = scores.shape[3]
-        computed = (blocks_of_share(share, blocks) for share in COMPUTED_SHARES)
-        thresholds = _on(scores.device, tuple(blocks - count + 0.5 for count in computed))
-    return thresholds.expand(*scores.shape[:2], -1)
+
+    thresholds: torch.Tensor
+    errors: torch.Tensor
+    compared_errors: torch.Tensor | None
+
+
+def choose(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scores: torch.Tensor,
+    bound: float,
+    *,
+    scale: float,
+    sample: int = 0,
+    always: tuple[TokenRange, ...] = (),
+    block_tokens: int = BLOCK_TOKENS,
+    bias: torch.Tensor | None = None,
+    compared: torch.Tensor | None = None,
+) -> Choice:
+    """The fewest blocks of each head whose error is within `bound`; `scores` become the ranks that thresholds are of.
+
+    The other arguments are those of `errors`.
+
+    Args:
+        scores: (B, Hq, Tq, Tk), as `block_scores` gives them.
+        bound: relative L2 error of a head.
+        sample: the number of the sample of rows; other numbers give other rows.
+        always: tokens whose blocks are computed whatever their scores, in blocks of 128: as keys of all queries, and as
+            queries with all keys.
+    """
+    keys, queries = blocks_with(always, k.shape[2]), blocks_with(always, q.shape[2])
+    rows = sampled_rows(q.shape[2], sample, q.device, queries if always else None)
+    raise_always_computed_(rank_(scores), keys, queries)
+    thresholds = candidates(scores)
+    measured = errors(
+        q, k, v, scores, rows, scale=scale, thresholds=thresholds, block_tokens=block_tokens, bias=bias,
+        compared=compared,
+    )  # fmt: skip
+    place = loosest(measured[..., : thresholds.shape[2]], bound)[..., None]
+    return Choice(
+        thresholds.gather(2, place)[..., 0],
+        measured.gather(2, place)[..., 0],
+        None if compared is None else measured[..., -1],
+    )
+
+
+def candidates(ranks: torch.Tensor) -> torch.Tensor:
+    """The thresholds that a head's is chosen from, strictest first: (B, Hq, L) float32; the first leaves out nothing.
+
+    ranks: (B, Hq, Tq, Tk).
+    """
+    blocks = ranks.shape[3]
+    counts = (blocks_of_share(share, blocks) for share in COMPUTED_SHARES)
+    # Made on the device: nobody waits for a copy.
+    thresholds = torch.stack([torch.full((), blocks - count + 0.5, device=ranks.device) for count in counts])
+    return thresholds.expand(*ranks.shape[:2], -1)
 
 
 def errors(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    scores: torch.Tensor,
+    ranks: torch.Tensor,
     rows: torch.Tensor,
     *,
     scale: float,
     thresholds: torch.Tensor,
-    norm: int = 2,
     block_tokens: int = BLOCK_TOKENS,
     bias: torch.Tensor | None = None,
-    others: torch.Tensor | None = None,
+    compared: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What leaving out the skipped blocks costs each head at each of its thresholds, against exact attention.
+    """The relative L2 error of each head at each of its thresholds, against exact attention.
 
     Args:
         q: (B, Hq, Nq, D); k, v: (B, Hkv, Nkv, D), any float dtype. Not causal.
-        scores: (B, Hq, Tq, Tk): a block is skipped where its score is at most the threshold.
+        ranks: (B, Hq, Tq, Tk): a block is left out where its rank is at most the threshold.
         rows: the query tokens to compare, (R,) int64.
         scale: softmax scale.
         thresholds: (B, Hq, L), ascending.
-        norm: 1 for relative L1, 2 for relative L2.
         block_tokens: queries or keys of a block.
         bias: float32 (B | 1, Hq | 1, 1, Nkv), added to the scaled scores of all queries; None without a mask.
-        others: bool (B | 1, Hq, Tq, Tk), active blocks whose error is measured beside those of the thresholds.
+        compared: bool (B | 1, Hq, Tq, Tk), active blocks whose error is measured too.
 
     Returns:
-        Relative error of each head over its rows, (B, Hq, L) float32 on the device, or (B, Hq, L + 1) with that of
-        `others` behind; nobody waits for it.
+        (B, Hq, L) float32, or (B, Hq, L + 1) with the error of `compared` behind.
     """
     group, of_rows = q.shape[1] // k.shape[1], rows // block_tokens
-    # Scores of a row's blocks. NaN is left out here, so that its head is not within any bound.
-    active = scores[:, :, of_rows][:, :, :, None] > thresholds[:, :, None, :, None]
-    if others is not None:
-        beside = others[:, :, of_rows].expand(*q.shape[:2], -1, -1)
-        active = torch.cat((active, beside[:, :, :, None]), dim=3)
+    active = ranks[:, :, of_rows][:, :, :, None] > thresholds[:, :, None, :, None]
+    if compared is not None:
+        of_compared = compared[:, :, of_rows].expand(*q.shape[:2], -1, -1)
+        active = torch.cat((active, of_compared[:, :, :, None]), dim=3)
     biases = None if bias is None else bias.expand(*q.shape[:2], -1, -1)
     heads = max(_SCORE_BYTES // max(4 * rows.shape[0] * k.shape[2], 1) // group, 1)  # of k, for all of q's
-    found = []
+    of_heads = []
     # Under autocast the products would be rounded to 16 bits.
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         for b, first in itertools.product(range(q.shape[0]), range(0, k.shape[1], heads)):
             kv, part = slice(first, first + heads), slice(first * group, (first + heads) * group)
             of_part = None if biases is None else biases[b, part]
             p = _probabilities(q[b, part, rows], k[b, kv], scale, of_part, behind=-k.shape[2] % block_tokens)
-            found.append(_errors(p, v[b, kv], active[b, part], norm, block_tokens))
-    return torch.cat(found).view(*q.shape[:2], active.shape[3])
+            of_heads.append(_errors(p, v[b, kv], active[b, part], block_tokens))
+    return torch.cat(of_heads).view(*q.shape[:2], active.shape[3])
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
@@ -163,7 +214,7 @@ def _probabilities(
     return p
 
 
-def _errors(p: torch.Tensor, v: torch.Tensor, active: torch.Tensor, norm: int, block_tokens: int) -> torch.Tensor:
+def _errors(p: torch.Tensor, v: torch.Tensor, active: torch.Tensor, block_tokens: int) -> torch.Tensor:
     """The errors of some heads: (Hq, L).
 
     P V is computed once, block by block: an output is a sum over the blocks that are active.
@@ -188,48 +239,15 @@ def _errors(p: torch.Tensor, v: torch.Tensor, active: torch.Tensor, norm: int, b
     sums = weights.flatten(0, 1) @ outs.flatten(1, 2).transpose(0, 1)
     out = sums.view(heads, rows, -1, v.shape[2]) / kept.clamp_min(torch.finfo(torch.float32).tiny)
     exact = out[:, :, -1:]
-    lost, whole = (torch.linalg.vector_norm(tensor, norm, dim=(1, 3)) for tensor in (out[:, :, :-1] - exact, exact))
-    found: torch.Tensor = lost / whole
-    return found
+    lost, whole = (torch.linalg.vector_norm(tensor, dim=(1, 3)) for tensor in (out[:, :, :-1] - exact, exact))
+    relative: torch.Tensor = lost / whole
+    return relative
 
 
-def loosest(found: torch.Tensor, bound: float) -> torch.Tensor:
-    """The place of the loosest threshold whose error and those of all stricter ones are within `bound`.
+def loosest(measured: torch.Tensor, bound: float) -> torch.Tensor:
+    """The place of the loosest threshold whose error and those of all stricter ones are within `bound`: (B, Hq) int64.
 
-    found: (B, Hq, L), strictest first. Returns (B, Hq) int64. The first threshold needs no measurement: it stands where
-    nothing looser is within the bound, and NaN is not within any.
+    measured: (B, Hq, L), strictest first. The first threshold leaves out nothing and stands where no looser one is
+    within the bound; NaN is not within any.
     """
-    return (found[..., 1:] <= bound).long().cumprod(dim=2).sum(dim=2)
-
-
-def chosen(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scores: torch.Tensor,
-    rows: torch.Tensor,
-    level: Level,
-    *,
-    scale: float,
-    block_tokens: int = BLOCK_TOKENS,
-    bias: torch.Tensor | None = None,
-    others: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The loosest threshold of each head that is within the level's bound, its error, and that of `others` if given.
-
-    All are (B, Hq) float32. The arguments are those of `candidates` and `errors`; nobody waits for the device.
-    """
-    thresholds = candidates(scores, level)
-    measured = errors(
-        q, k, v, scores, rows, scale=scale, thresholds=thresholds, norm=level.norm, block_tokens=block_tokens,
-        bias=bias, others=others,
-    )  # fmt: skip
-    beside = None if others is None else measured[..., -1]
-    measured = measured[..., : thresholds.shape[2]]
-    place = loosest(measured, level.bound)[..., None]
-    return thresholds.gather(2, place)[..., 0], measured.gather(2, place)[..., 0], beside
-
-
-def _on(device: torch.device, values: tuple[float, ...]) -> torch.Tensor:
-    """(len(values),) float32, made on the device: nobody waits for a copy."""
-    return torch.stack([torch.full((), value, device=device) for value in values])
+    return (measured[..., 1:] <= bound).long().cumprod(dim=2).sum(dim=2)

@@ -1,4 +1,4 @@
-"""How much faster a call is with a block mask than dense, and what recording block margins costs.
+"""How much faster a call is with a block mask than dense.
 
     python -m lab lists --results docs/results
 
@@ -36,7 +36,7 @@ from ..result_page import page_head, show
 MODES = ("8b", "precise")
 HEAD_DIMS = (64, 128, 256)
 SHARES = (0.0, 0.28, 0.48, 0.69)  # of skipped blocks
-DENSE, NOTING = "dense", "recording block margins"
+DENSE = "dense"
 LISTED = tuple(f"{share:.0%} skipped" for share in SHARES)
 HEADS, TOKENS = 32, 16384
 _SECONDS = 5  # for each row of the tables
@@ -60,7 +60,7 @@ class BlockMaskCase:
         """A row of a table: milliseconds by name, and behind each how many times as fast as the dense call it is."""
         dense = times.get(DENSE)
         cells = [self.mode, str(self.head_dim), "yes" if self.is_causal else "no"]
-        for name in (DENSE, *LISTED, NOTING):
+        for name in (DENSE, *LISTED):
             if name not in times or dense is None:
                 cells.append(_NOT_MEASURED)
             else:
@@ -74,7 +74,7 @@ CASES = tuple(
 
 
 def subjects(case: BlockMaskCase, tokens: int, device: torch.device) -> tuple[str, dict[str, PreparedCandidate]]:
-    """The backend, and by name the dense call, those with lists and the one that records block margins.
+    """The backend, and by name the dense call, and those with lists.
 
     SystemExit where no kernel takes lists.
     """
@@ -86,8 +86,6 @@ def subjects(case: BlockMaskCase, tokens: int, device: torch.device) -> tuple[st
     for name, share in zip(LISTED, SHARES, strict=True):
         active = torch.rand(1, HEADS, blocks, blocks, device=device) >= share
         calls[name] = partial(run, block_mask=BlockMask.from_dense(active, is_causal=case.is_causal))
-    if not case.is_causal:  # causal calls record no block margins
-        calls[NOTING] = partial(run, block_margins=torch.empty(1, HEADS, blocks, blocks, device=device))
     reasons = explain(
         q, k, v, block_mask=BlockMask.full(tokens, tokens, heads=HEADS, device=device), options=case.options
     )
@@ -120,8 +118,8 @@ def page(command: str, device: torch.device, tokens: int, seed: int, seconds: fl
         print(calls[-1], file=sys.stderr, flush=True)
     least_skipped = ", ".join(f"{registry.get(backend).least_skipped(mode):.0%} ({mode})" for mode in MODES)
     head = [
-        f"| mode | head_dim | causal | {' | '.join((DENSE, *LISTED, NOTING))} |",
-        "| --- " * (len(LISTED) + 5) + "|",
+        f"| mode | head_dim | causal | {' | '.join((DENSE, *LISTED))} |",
+        "| --- " * (len(LISTED) + 4) + "|",
     ]
     lines = [
         *page_head(
@@ -134,8 +132,7 @@ def page(command: str, device: torch.device, tokens: int, seed: int, seconds: fl
         ),
         f"{HEADS} heads, {tokens:,} tokens, fp16, blocks left out at random; milliseconds, and in brackets how many "
         "times as fast as the dense call. Medians of five rounds or more, each in an order drawn anew; the GPU "
-        f"multiplies matrices for {_HEAT_SECONDS:.0f} s before. *Recording block margins*: the dense call that also "
-        "records how far each block lies below the running maximum, for `skip`.",
+        f"multiplies matrices for {_HEAT_SECONDS:.0f} s before.",
         "",
         "## Whole calls",
         "",

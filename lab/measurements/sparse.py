@@ -28,10 +28,9 @@ from comfy_sage2 import attention, machine
 from comfy_sage2.block_mask import BLOCK_TOKENS, BlockMask
 from comfy_sage2.command_line import Parser, at_least_1, output_folder, seed_number
 from comfy_sage2.reference.block_scores import POOL_TOKENS, pool_tokens
-from comfy_sage2.sparsity.controller import SparsityController
-from comfy_sage2.sparsity.levels import LEVELS, Level
-from comfy_sage2.sparsity.mask_cache import PassKey
-from comfy_sage2.sparsity.thresholds import chosen, rank_, sampled_rows
+from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment
+from comfy_sage2.sparsity.levels import LEVELS
+from comfy_sage2.sparsity.thresholds import choose, sampled_rows
 
 from ..demo.captions import CaptionEncoder
 from ..demo.metrics import psnr
@@ -56,28 +55,27 @@ class Design:
     Attributes:
         name: in words.
         block_tokens: of a block; 128 is computed in 8b, others exactly.
-        level: the bound; None where `share` or `deviations` decide, or nothing is left out.
+        bound: of each head's error; None where `share` or `deviations` decide, or nothing is left out.
         share: of each query block's key blocks, those with the highest pooled scores.
         deviations: of a query block's pooled scores, above which a block is computed.
     """
 
     name: str
     block_tokens: int = BLOCK_TOKENS
-    level: Level | None = None
+    bound: float | None = None
     share: float | None = None
     deviations: float | None = None
 
     @property
     def is_dense(self) -> bool:
         """Nothing is left out."""
-        return self.level is None and self.share is None and self.deviations is None
+        return self.bound is None and self.share is None and self.deviations is None
 
 
-_BOUNDS = [level for level in LEVELS.values() if level.bound > 0.0]
 DESIGNS = (
     Design("dense 8b"),
-    *(Design(f"{level.name}, {level.bound:g}", level=level) for level in _BOUNDS),
-    *(Design(f"{level.name}, {level.bound:g}, blocks of 64", 64, level) for level in _BOUNDS),
+    *(Design(f"{level}, {bound:g}", bound=bound) for level, bound in LEVELS.items()),
+    *(Design(f"{level}, {bound:g}, blocks of 64", 64, bound) for level, bound in LEVELS.items()),
     Design("share 50 %, blocks of 64", 64, share=0.5),
     Design("Sol top 20 %, blocks of 64", 64, share=0.2),
     Design("Sol tau 1, blocks of 64", 64, deviations=1.0),
@@ -98,7 +96,7 @@ class SparseAttention:
         self._design = design
         self._dense_steps = math.ceil(_DENSE_SHARE * steps)
         self._captions = captions
-        self._controller = None if design.level is None else SparsityController(design.level)
+        self._choices = None if design.bound is None else BlockChoices(design.bound)
         self.step = 0
         self.computed: list[torch.Tensor] = []
         self.dense_calls = 0
@@ -126,11 +124,12 @@ class SparseAttention:
     def _active(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The active blocks of this call, bool (B, H, Tq, Tk)."""
         design = self._design
-        if self._controller is None:
+        if self._choices is None:
             return _by_rule(design, q, k)
         if design.block_tokens != BLOCK_TOKENS:
             return _by_bound(design, q, k, v, self.step)
-        mask = self._controller.select(layer, PassKey(self.step), q, k, v, q.shape[3] ** -0.5)
+        key = ChoiceKey.of(layer, q, k)
+        mask = self._choices.block_mask(key, Moment(self.step), q, k, v, scale=q.shape[3] ** -0.5)
         assert isinstance(mask, BlockMask)
         return mask.to_dense()
 
@@ -160,16 +159,16 @@ def _tokens_of(active: torch.Tensor, block_tokens: int) -> torch.Tensor:
 
 def _by_bound(design: Design, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: int) -> torch.Tensor:
     """The active blocks as the node chooses them, but of other blocks than the kernels', and in each step anew."""
-    assert design.level is not None
+    assert design.bound is not None
     tokens, scale = design.block_tokens, q.shape[3] ** -0.5
     with torch.autocast(q.device.type, enabled=False):
         queries, keys = (pool_tokens(x)[0] for x in (q, k))
         shares = (queries @ keys.mT * scale).softmax(dim=3)
         of_blocks = shares.unflatten(3, (-1, tokens // POOL_TOKENS)).sum(dim=4)
-        scores = rank_(of_blocks.unflatten(2, (-1, tokens // POOL_TOKENS)).mean(dim=3))
-    rows = sampled_rows(q.shape[2], step, q.device)
-    threshold, *_ = chosen(q, k, v, scores, rows, design.level, scale=scale, block_tokens=tokens)
-    return scores > threshold[..., None, None]
+        scores = of_blocks.unflatten(2, (-1, tokens // POOL_TOKENS)).mean(dim=3)
+    choice = choose(q, k, v, scores, design.bound, scale=scale, sample=step, block_tokens=tokens)
+    active: torch.Tensor = scores > choice.thresholds[..., None, None]
+    return active
 
 
 def _pooled_scores(q: torch.Tensor, k: torch.Tensor, block_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -100,7 +100,7 @@ def test_choices_are_the_same_on_every_machine(server: ComfyServer) -> None:
     assert choices["when"] == ["where it is faster", "always", "whatever is fastest"]
     assert choices["guard"] == ["off", "values", "values and fidelity"]
     assert choices["skip"] == ["off", "lossless", "balanced", "fast"]
-    assert choices["sparse"] == ["off", "lossless", "light", "medium", "strong"]
+    assert choices["sparse"] == ["off", "light", "medium", "strong"]
     assert choices["apply_to"] == ["self and cross", "self only"]
     assert choices["backend"] == ["auto", "reference", "auto or reference"]
     method = inputs(server, "SageAttention2DemoBaseline")["method"]

@@ -148,14 +148,13 @@ def run(
     attn_mask: torch.Tensor | None = None,
     nonfinite: torch.Tensor | None = None,
     block_mask: torch.Tensor | None = None,
-    block_margins: torch.Tensor | None = None,
     **choices: Any,
 ) -> tuple[torch.Tensor, Any]:
     """One call: tensors in the layout of the choices, a 4-D mask, lists. Returns out and lse as `BoundCall.run`."""
     backend(name)
     if choices.get("mode") == "precise" and q.dtype == torch.float32:
         pytest.skip("mode precise takes tensors of 16 bits")
-    optional = OptionalTensors(attn_mask, block_mask, nonfinite, block_margins=block_margins)
+    optional = OptionalTensors(attn_mask, block_mask, nonfinite)
     call = bound(name, q, k, v, optional, **choices)
     with _poisoned_allocations():
         return call.run(q, k, v, optional)
@@ -227,7 +226,7 @@ def settled(name: str, call: AttentionOptions) -> AttentionOptions:
 def _hopper_tile(head_dim: int, kv_length: int, plain: bool) -> int:
     """Keys of a step, as KernelTraits in csrc/sm90/kernel_traits.h and csrc/sm90/launch.cpp have them.
 
-    plain: 8b without lists, margins, causal order and masks with a row for each query.
+    plain: 8b without lists, causal order and masks with a row for each query.
     """
     tile, wide_tile = _constant("kTileN"), _constant("kWideTileN")
     with_tile, with_wide_tile = (-(-kv_length // keys) * keys for keys in (tile, wide_tile))

@@ -30,6 +30,7 @@ from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, Settings
+from comfy_sage2.sparsity import levels
 
 PACKAGE = "comfy_aimdo"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -61,7 +62,8 @@ def _node_session(device: torch.device, **options: Any) -> Session:
 
 
 def _listing(device: torch.device, **options: Any) -> Session:
-    """BlockSparsity that uses lists however few blocks are skipped."""
+    """Skips blocks in calls of this length too, however few they are."""
+    levels.LEAST_BLOCKS = TOKENS // 128
     for backend in KERNELS:
         backend._least_skipped = dict.fromkeys(("8b", "4b", "precise"), 0.0)
     return _node_session(device, **options)
@@ -75,7 +77,7 @@ CASES: dict[str, tuple[Callable[..., Session], dict[str, Any], bool]] = {
     "guarded": (_node_session, {"guard": True}, True),
     "guarded at each call": (_node_session, {"guard": True}, False),
     "sparse": (_node_session, {"sparse": "medium"}, True),
-    "listing": (_listing, {"sparse": "medium"}, True),
+    "listing": (_listing, {"sparse": "medium", "dense_percent": 0.0}, True),
     MEASURED: (_node_session, {}, True),
     "exact": (_node_session, {"mode": "exact"}, True),
     "8b in containers": (_node_session, {}, True),

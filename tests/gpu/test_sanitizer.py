@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.sanitizer]
 @each_product
 @pytest.mark.parametrize(
     "kind",
-    ["plain", "few keys", "few keys and a mask", "few keys and padding", "causal", "mask", "padding", "lists", "gaps"],
+    ["plain", "few keys", "few keys and a mask", "few keys and padding", "causal", "mask", "padding", "lists"],
 )
 def test_small_call(name: str, mode: str, accumulator: str, pv: str, kind: str) -> None:
     for head_dim, rotate in product((40, 128, 256), (False, True)):
@@ -40,7 +40,7 @@ def _small_call(name: str, mode: str, accumulator: str, pv: str, head_dim: int, 
     few = kind.startswith("few keys")
     keys = 250 if few else 570 if wide else 403
     q, k, v = (torch.randn(1, heads, length, head_dim).half() for heads, length in ((2, 201), (1, keys), (1, keys)))
-    mask = blocks = margins = None
+    mask = blocks = None
     if "mask" in kind:
         mask = torch.ones(1, 1, 1, keys, dtype=torch.bool)
         mask[..., keys - 103 : keys - 13] = False
@@ -52,18 +52,14 @@ def _small_call(name: str, mode: str, accumulator: str, pv: str, head_dim: int, 
         active = torch.ones(1, 2, blocks_of(201), blocks_of(keys), dtype=torch.bool)
         active[:, :, 0, 1] = False  # or a dense kernel may serve
         blocks = BlockMask.from_dense(active).lists
-    elif kind == "gaps":
-        backend(name)
-        margins = torch.full((1, 2, blocks_of(201), blocks_of(keys)), torch.nan, device="cuda")
     wanted, _ = exact(q, k, v, is_causal=kind == "causal", attn_mask=mask, block_mask=blocks)
     out, lse = run(
         name, q.cuda(), k.cuda(), v.cuda(), mode=mode, pv_accumulator=accumulator, pv=pv, is_causal=kind == "causal",
         attn_mask=None if mask is None else mask.cuda(), block_mask=None if blocks is None else blocks.cuda(),
-        block_margins=margins,        smooth_v=True, rotate=rotate, return_lse=kind != "plain" and not few,
+        smooth_v=True, rotate=rotate, return_lse=kind != "plain" and not few,
     )  # fmt: skip
     assert relative_l1(out.cpu(), wanted) <= EXACT_BOUND[mode]
     assert lse is None or lse.isfinite().all()
-    assert margins is None or margins.le(0.0).all()
 
 
 @pytest.mark.parametrize("name", [kernels.name for kernels in KERNELS])

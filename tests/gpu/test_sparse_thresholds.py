@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from comfy_sage2.sparsity import thresholds
-from comfy_sage2.sparsity.levels import LEVELS
 
 pytestmark = pytest.mark.gpu
 
@@ -31,9 +30,9 @@ def test_errors(
     scores = thresholds.rank_(torch.randn(2, q_heads, *blocks, device="cuda"))
     others = torch.rand(1, q_heads, *blocks, device="cuda") < 0.8
     others[..., 0] = True
-    candidates = thresholds.candidates(scores, LEVELS["medium"])
+    candidates = thresholds.candidates(scores)
     rows, scale = thresholds.sampled_rows(q_length, 1, q.device), head_dim**-0.5
-    found = thresholds.errors(q, k, v, scores, rows, scale=scale, thresholds=candidates, others=others)
+    found = thresholds.errors(q, k, v, scores, rows, scale=scale, thresholds=candidates, compared=others)
 
     group = q_heads // kv_heads
     q, k, v = q.double()[:, :, rows], *(tensor.double().repeat_interleave(group, 1) for tensor in (k, v))
@@ -59,7 +58,7 @@ def test_small_probabilities_of_long_fp16_calls_count() -> None:
     others[..., 0] = True
     rows, scores = torch.arange(64, device="cuda"), torch.zeros(1, 1, 1, blocks, device="cuda")
     at = torch.full((1, 1, 1), -1.0, device="cuda")
-    found = thresholds.errors(q, k, v, scores, rows, scale=0.5, thresholds=at, others=others)
+    found = thresholds.errors(q, k, v, scores, rows, scale=0.5, thresholds=at, compared=others)
     of_near = near * math.exp(0.5 * 8.0 * 3.0)
     many = far / (of_near + far)
     assert 0.01 < many < 0.02 and 1 / (of_near + far) < 2**-24
@@ -73,7 +72,7 @@ def test_errors_where_torch_may_sum_in_fp16() -> None:
         pytest.skip("this torch has no products of fp16 into float32")
     q, k, v = (torch.randn(1, 2, 1300, 64, device="cuda", dtype=torch.float16) for _ in range(3))
     scores = thresholds.rank_(torch.randn(1, 2, 11, 11, device="cuda"))
-    rows, at = thresholds.sampled_rows(1300, 1, q.device), thresholds.candidates(scores, LEVELS["medium"])
+    rows, at = thresholds.sampled_rows(1300, 1, q.device), thresholds.candidates(scores)
     expected = thresholds.errors(q, k, v, scores, rows, scale=0.125, thresholds=at)
     before = torch.backends.cuda.matmul.allow_fp16_accumulation
     torch.backends.cuda.matmul.allow_fp16_accumulation = True

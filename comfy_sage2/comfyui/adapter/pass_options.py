@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...sparsity.mask_cache import ModelChanges
+from ...sparsity.choices import ModelChanges
 
 _SAID_BY_PROMPTS = ("uuids", "context_window")
 # Parts of the names that ComfyUI's models give to the modules of their cross-attentions.

@@ -234,23 +234,18 @@ def _skipped(sparsity: BlockSparsity | None, summary: Summary) -> list[str]:
     if sparsity is None:
         return []
     layers = sparsity.layers()
-    calls = sum(found.finding + found.listed for found in layers.values())
-    share = sum(found.share * (found.finding + found.listed) for found in layers.values()) / max(calls, 1)
+    calls = sum(found.calls for found in layers.values())
+    share = sum(found.computed * found.calls for found in layers.values()) / max(calls, 1)
     computed = f"{share:.1%} of the blocks of {calls} calls were computed" if calls else "none"
-    title, norm = sparsity.choice.title, sparsity.choice.level.norm
-    lines = [f"Key blocks skipped ({title}): {computed}"]
+    lines = [f"Key blocks skipped (sparse {sparsity.level}): {computed}"]
     for layer, found in layers.items():
-        if not found.listed:
-            searched = f"{found.finding} calls computed all blocks, and searched for blocks to skip"
-            lines.append(f"  {summary.layer_name(layer)}: {searched}")
-            continue
         speed = summary.skip_speeds.get(layer)
-        faster = "" if speed is None else f" ({compared_speed(speed.ratio)} than the calls that found the blocks)"
-        later = "" if found.later is None else f", {found.later:.4f} just before the next choice of blocks"
-        made = found.finding + found.selecting
+        faster = "" if speed is None else f" ({compared_speed(speed.ratio)} than its dense calls)"
+        outdated = found.outdated_error
+        later = "" if outdated is None else f", {outdated:.4f} just before the next choice of blocks"
         lines.append(
-            f"  {summary.layer_name(layer)}: {found.computed:.1%} of the blocks computed in {found.listed} sparse calls"
-            f"{faster}{_of_heads(found)}; relative L{norm} error of the worst head {found.error:.4f} in the {made} "
+            f"  {summary.layer_name(layer)}: {found.computed:.1%} of the blocks computed in {found.calls} sparse calls"
+            f"{faster}{_of_heads(found)}; relative L2 error of the worst head {found.error:.4f} in the {found.choices} "
             f"calls that chose the blocks, {sum(found.head_errors) / len(found.head_errors):.4f} on average{later}"
         )
     return lines + [f"  {calls} calls computed all key blocks: {reason}" for reason, calls in sparsity.reasons.items()]

@@ -15,10 +15,9 @@ from ...options import EXACT, MODES, AttentionOptions
 from ...plan import Refusal, choose, plan
 from ...request import AttentionRequest
 from ...signature import ANY, IGNORED, NAMED, NO_LESS_EXACT
-from ...sparsity.levels import LEVELS
 from ...text import error_text
 from ..adapter.attention_call import AttentionCall
-from ..settings import ALWAYS, AUTO, AUTO_OR_REFERENCE, FASTEST, REFERENCE, SPARSE_OFF, Settings, SparsityChoice
+from ..settings import ALWAYS, AUTO, AUTO_OR_REFERENCE, FASTEST, REFERENCE, SPARSE_OFF, Settings
 from .guard import DOWNGRADED, LESS_EXACT, PRECISE, Guard
 from .record import Decision, decision_of
 from .sparsity import BlockSparsity
@@ -62,7 +61,8 @@ class Dispatcher:
         self.title = settings.describe()
         self.idle_reason = expected.reason
         self.guard = Guard() if settings.guard else None
-        self.sparsity = _sparsity(settings)
+        off = settings.sparse == SPARSE_OFF
+        self.sparsity = None if off else BlockSparsity(settings.sparse, settings.dense_percent)
         self.device = device
         self.is_first = is_first
         self.own_is_torchs = own_is_torchs
@@ -183,14 +183,6 @@ class Dispatcher:
         """For the report, why the calls were served as they were."""
         choices = None if self.device is None else choices_of(self.device)
         return () if choices is None else [f"measured on this GPU: {line}" for line in choices.lines()]
-
-
-def _sparsity(settings: Settings) -> BlockSparsity | None:
-    """What skips key blocks as the node's `sparse` says; None where it is off."""
-    if settings.sparse == SPARSE_OFF:
-        return None
-    choice = SparsityChoice(f"sparse {settings.sparse}", LEVELS[settings.sparse], settings.dense_percent)
-    return BlockSparsity(choice)
 
 
 def with_backend(device: torch.device, settings: Settings) -> Settings:

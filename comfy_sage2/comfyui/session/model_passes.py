@@ -13,7 +13,7 @@ import torch
 
 from ...call_site import Layer, indexed_name
 from ...readback import Readback
-from ...sparsity.mask_cache import ModelChanges
+from ...sparsity.choices import ModelChanges
 from ..adapter.attention_call import AttentionCall, Fallback, Override
 from ..adapter.token_kinds import ONE_KIND, TokenKinds
 

@@ -91,10 +91,9 @@ class Runner:
             looks = flag is None
         optional = OptionalTensors(call.mask_4d(), nonfinite=flag)
         sparsity = None if all_blocks else self._dispatcher.sparsity
-        found = None if sparsity is None else sparsity.attend(call, plan, optional, site, model_pass, checks)
-        if found is not None:
-            out, skips = found
-            decision = replace(decision, skips=skips)
+        sparse = None if sparsity is None else sparsity.attend(call, plan, optional, site, model_pass, checks)
+        if sparse is not None:
+            out, decision = sparse, replace(decision, skips=True)
         else:
             if (
                 call.containers

@@ -38,11 +38,10 @@ def reference_attention(
     options: AttentionOptions,
     attn_mask: torch.Tensor | None = None,
     block_mask: BlockMask | None = None,
-    block_margins: torch.Tensor | None = None,
     nonfinite: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What `attention` gives by the reference, also while another backend has its place."""
-    optional = OptionalTensors.of(attn_mask, block_mask, nonfinite, block_margins)
+    optional = OptionalTensors.of(attn_mask, block_mask, nonfinite)
     signature = CallSignature.of(q, k, v, options, optional)
     return ReferenceBackend().bind(signature, AttentionRequest.of(signature)).run(q, k, v, optional)[0]
 
@@ -110,7 +109,6 @@ class _StandInCall(BoundCall):
         given = {
             "attn_mask": optional.attn_mask,
             "block_mask": lists,
-            "block_margins": optional.block_margins,
             "nonfinite": optional.nonfinite,
         }
         found = {name: value for name, value in given.items() if value is not None}

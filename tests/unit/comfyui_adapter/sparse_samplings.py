@@ -12,9 +12,8 @@ from comfy_sage2.comfyui.adapter.pass_options import changes_of
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import sparsity
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.sparsity.controller import SparsityController
+from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment
 from comfy_sage2.sparsity.levels import LEVELS
-from comfy_sage2.sparsity.mask_cache import PassKey
 
 from .calls import node_session, ones, settings
 
@@ -87,20 +86,19 @@ def dense(tensors: list[torch.Tensor], mode: str = "8b") -> torch.Tensor:
     return attention(q, k, v, mode=mode, layout="BNHD", backend="reference", rotate="off").flatten(2)
 
 
-def selected(
-    level: str, tensors: list[torch.Tensor], step: int = 0, others: tuple[tuple[int, int], ...] = ()
-) -> torch.Tensor:
-    """The blocks that a level selects for such a call, of whose tokens `others` are no part of the picture."""
+def selected(level: str, tensors: list[torch.Tensor], step: int = 0) -> torch.Tensor:
+    """The blocks that a level chooses for such a call."""
     q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in tensors)
-    mask = SparsityController(LEVELS[level]).select(0, PassKey(step), q, k, v, HEAD_DIM**-0.5, others)
+    choices = BlockChoices(LEVELS[level])
+    mask = choices.block_mask(ChoiceKey.of(0, q, k), Moment(step), q, k, v, scale=HEAD_DIM**-0.5)
     assert isinstance(mask, BlockMask)
     return mask.to_dense()
 
 
-def by_mask(tensors: list[torch.Tensor], active: torch.Tensor) -> torch.Tensor:
+def by_mask(tensors: list[torch.Tensor], active: torch.Tensor, mode: str = "8b") -> torch.Tensor:
     q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)) for tensor in tensors)
     lists = BlockMask.from_dense(active)
-    return attention(q, k, v, layout="BNHD", backend="reference", rotate="off", block_mask=lists).flatten(2)
+    return attention(q, k, v, mode=mode, layout="BNHD", backend="reference", rotate="off", block_mask=lists).flatten(2)
 
 
 def listed(session: Session) -> list[bool]:

@@ -234,26 +234,22 @@ class TestContainers:
 
 
 class Sparse:
-    """A stand-in for the sparsity of a dispatcher: serves with the output `found`, and whether blocks were skipped."""
+    """A stand-in for the sparsity of a dispatcher: serves with the output `found`."""
 
-    def __init__(self, found: tuple[float, bool] | None) -> None:
+    def __init__(self, found: float | None) -> None:
         self.found = found
         self.asked = 0
 
     def attend(self, call: AttentionCall, *others: Any) -> Any:
         self.asked += 1
-        return None if self.found is None else (torch.full((1, 8, 2, 16), self.found[0]), self.found[1])
+        return None if self.found is None else torch.full((1, 8, 2, 16), self.found)
 
 
 class TestSparsity:
     def test_goes_first(self) -> None:
-        plan, sparse = Plan(1.0, begins=True), Sparse((2.0, True))
+        plan, sparse = Plan(1.0, begins=True), Sparse(2.0)
         out, decision, _ = run(Steps(checks=False, sparsity=sparse), a_call(held=True), plan)
         assert (out == 2.0).all() and decision.skips and plan.asked == []
-
-    def test_a_call_that_found_blocks_skips_none(self) -> None:
-        _, decision, _ = run(Steps(sparsity=Sparse((2.0, False))), a_call(), Plan(1.0))
-        assert decision.backend == "kernel" and not decision.skips
 
     def test_what_is_none_of_it_runs(self) -> None:
         plan = Plan(1.0)
@@ -261,6 +257,6 @@ class TestSparsity:
         assert (out == 1.0).all() and plan.asked == ["run"] and not decision.skips
 
     def test_a_broken_output_is_made_again_with_all_blocks(self) -> None:
-        sparse = Sparse((NAN, True))
+        sparse = Sparse(NAN)
         out, decision, broken = run(Steps(Plan(3.0, "precise"), sparsity=sparse), a_call(), Plan(1.0))
         assert (out == 3.0).all() and sparse.asked == 1 and not decision.skips and broken == ["kernel · 8b"]

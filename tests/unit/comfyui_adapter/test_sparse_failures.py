@@ -15,6 +15,7 @@ from comfy_sage2.call_site import CallSite
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session.record import Decision, decision_of
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.options import EXACT, AttentionOptions
 from comfy_sage2.plan import EXACT_IS_FASTER, CallPlan, plan
 from comfy_sage2.request import AttentionRequest
@@ -25,16 +26,23 @@ from .calls import reference_attention as attention
 from .sparse_samplings import (
     TOKENS,
     begin,
+    by_mask,
     dense,
     figures,
     focused,
     listed,
     run,
     sampled,
+    selected,
     sparse,
 )
 
-pytestmark = pytest.mark.usefixtures("short_calls_skip")
+pytestmark = pytest.mark.usefixtures("short_calls_are_sparse")
+
+
+def everywhere(level: str = "medium", **options: Any) -> Session:
+    """A session whose every step is sparse."""
+    return sparse(level, dense_percent=0.0, **options)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +55,7 @@ pytestmark = pytest.mark.usefixtures("short_calls_skip")
     ids=["mask", "short", "cross"],
 )
 def test_other_calls_are_dense(tensors: list[torch.Tensor], keywords: dict[str, Any], reason: str | None) -> None:
-    session, plain = sparse(), node_session(settings())
+    session, plain = everywhere(), node_session(settings())
     for out, whole in zip(
         sampled(session, tensors, 2, **keywords), sampled(plain, tensors, 2, **keywords), strict=True
     ):
@@ -58,22 +66,22 @@ def test_other_calls_are_dense(tensors: list[torch.Tensor], keywords: dict[str, 
         assert text.count(reason) == 1 and "  2 calls computed all key blocks: [SA-318] " in text
 
 
-def test_a_backend_without_block_masks_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_without_lists_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry.get("reference"), "constraints", (DENSE,))
-    session, tensors = sparse(dense_percent=0.0), focused(9)
+    session, tensors = everywhere(), focused(9)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
     assert report([session]).count("  3 calls computed all key blocks: [SA-212] ") == 1
 
 
 def test_exact_attention_stays_exact() -> None:
-    session = sparse(mode="exact")
+    session = everywhere(mode="exact")
     sampled(session, focused(10), 2)
     assert not figures(session)
 
 
 def test_an_exact_attention_in_the_modes_place_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it was measured to be faster than the mode with all blocks."""
-    session, tensors = sparse(), focused(10)
+    session, tensors = everywhere(), focused(10)
     choose = session.dispatcher.choose
 
     def faster(call: AttentionCall, site: CallSite) -> Decision:
@@ -91,23 +99,23 @@ def test_an_exact_attention_in_the_modes_place_is_named(monkeypatch: pytest.Monk
     assert f"  2 calls computed all key blocks: [SA-318] {reason}" in text
 
 
+@pytest.mark.parametrize("broken", ["sparsity.choices.block_scores", "comfyui.session.sparsity.listed_plan", "kernel"])
 @pytest.mark.parametrize(
     "error", [RuntimeError("kernel"), torch.cuda.OutOfMemoryError("memory"), TypeError("block_mask")]
 )
-@pytest.mark.parametrize("broken", ["the kernel", "the selection"])
 def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, broken: str, error: Exception) -> None:
     def fails(*args: Any, **kwargs: Any) -> Any:
         raise error
 
-    def without_masks(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def without_lists(*args: Any, **kwargs: Any) -> torch.Tensor:
         out: torch.Tensor = fails() if "block_mask" in kwargs else attention(*args, **kwargs)
         return out
 
-    if broken == "the kernel":
-        serve_by(monkeypatch, without_masks)
+    if broken == "kernel":
+        serve_by(monkeypatch, without_lists)
     else:
-        monkeypatch.setattr("comfy_sage2.sparsity.controller.block_scores", fails)
-    session, tensors = sparse(dense_percent=0.0), focused(11)
+        monkeypatch.setattr(f"comfy_sage2.{broken}", fails)
+    session, tensors = everywhere(), focused(11)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
     assert listed(session) == [False] * 3
     given_up = f"[SA-318] skipping key blocks failed and stays off for this sampling: {error}"
@@ -126,19 +134,19 @@ def test_a_backend_that_cannot_bind_lists_is_dense(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(registry, "BACKENDS", (ReferenceBackend(),))  # of which nothing is planned yet
     monkeypatch.setattr(ReferenceBackend, "bind", fails)
-    session, tensors = sparse(), focused(11)
+    session, tensors = everywhere(), focused(11)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
     assert report([session]).count("stays off for this sampling: no image for this device") == 1
     assert all(share.decision.backend == "reference" for share in session.record.summary().shares)
 
 
 def test_the_next_sampling_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    session, tensors = sparse(), focused(11)
+    session, tensors = everywhere(), focused(11)
     with monkeypatch.context() as patched:
-        patched.setattr("comfy_sage2.sparsity.controller.block_scores", None)
+        patched.setattr("comfy_sage2.sparsity.choices.block_scores", None)
         sampled(session, tensors, 2)
     sampled(session, tensors, 2)
-    assert listed(session) == [False, True] and "given up" not in report([session])
+    assert listed(session) == [True, True] and "stays off" not in report([session])
 
 
 @pytest.mark.parametrize("at_end", [True, False], ids=["once a pass", "at each call"])
@@ -154,10 +162,32 @@ def test_a_broken_output_takes_the_layer_to_precise_with_all_blocks(
         return out
 
     serve_by(monkeypatch, broken_lists)
-    session, tensors = sparse(guard=True), focused(12)
+    session, tensors = everywhere(guard=True), focused(12)
     begin(session)
     outs = [run(session, step, tensors, at_end=at_end)[0] for step in range(4)]
     session.end_sampling()
     assert all(out.isfinite().all() for out in outs)
     assert session.record.summary().cells[0, 3].label == "reference · precise"
     assert torch.equal(outs[2], dense(tensors, "precise"))
+
+
+def test_what_a_broken_pass_chose_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, tensors = [True], focused(27)
+
+    def first_breaks(*args: Any, nonfinite: Any = None, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = attention(*args, nonfinite=nonfinite, **kwargs)
+        if broken:
+            broken.clear()
+            out = out * torch.nan
+            if nonfinite is not None:
+                nonfinite.fill_(1)
+        return out
+
+    serve_by(monkeypatch, first_breaks)
+    session, other = everywhere("light", guard=True), focused(28, beside=3)
+    begin(session)
+    run(session, 0, other, tensors)  # the pass is made again
+    outs = run(session, 1, other, tensors)
+    session.end_sampling()
+    for layer, out, call in zip(figures(session).values(), outs, (other, tensors), strict=True):
+        assert (layer.choices, layer.calls) == (1, 2) and torch.equal(out, by_mask(call, selected("light", call)))

@@ -1,8 +1,10 @@
-"""Blocks of `sparse` serve the prompts, layers and changes of the model they were selected for, and no others."""
+"""A choice of blocks serves the prompt, window, layer, size and model it was made for, and is never carried further."""
 
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 
 from comfy_sage2.comfyui.adapter.pass_options import changes_of
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.hooks.sampling import pass_wrapper
+from comfy_sage2.comfyui.hooks.sampling import evaluation_wrapper, pass_wrapper
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session.session import Session
 
@@ -19,6 +21,7 @@ from .calls import Executor, ones
 from .sparse_samplings import (
     HEADS,
     STEPS,
+    TOKENS,
     begin,
     by_mask,
     dense,
@@ -30,26 +33,89 @@ from .sparse_samplings import (
     sparse,
 )
 
-pytestmark = pytest.mark.usefixtures("short_calls_skip")
+pytestmark = pytest.mark.usefixtures("short_calls_are_sparse")
 
 Window = namedtuple("Window", "index_list")  # as ComfyUI's context windows have it
 
 
-def test_each_layer_has_its_own_blocks() -> None:
-    calls = focused(5), focused(5, beside=2)
+def light() -> Session:
+    """A session whose every step is sparse, in a sampling."""
     session = sparse("light", dense_percent=0.0)
     begin(session)
+    return session
+
+
+def chosen(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The output of a call that chooses its own blocks."""
+    return by_mask(tensors, selected("light", tensors))
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_each_prompt_has_the_blocks_that_it_chooses(together: bool) -> None:
+    """The caption and the empty one, in one pass or in two."""
+    calls = {"a": focused(12), "b": focused(13, beside=3)}
+    assert not torch.equal(*(selected("light", tensors) for tensors in calls.values()))
+    session = light()
+    for step in range(3):
+        if together:
+            both = [torch.cat(pair) for pair in zip(*calls.values(), strict=True)]
+            outs = list(run(session, step, both, of_pass={"uuids": list(calls)})[0].split(1))
+        else:
+            outs = [run(session, step, tensors, of_pass={"uuids": [name]})[0] for name, tensors in calls.items()]
+        for out, tensors in zip(outs, calls.values(), strict=True):
+            assert torch.equal(out, chosen(tensors))
+
+
+def test_passes_that_are_not_told_apart_share_what_they_choose() -> None:
+    """As where a pack divides the picture."""
+    caption, empty = focused(12), focused(13, beside=3)
+    session = light()
+    union = torch.zeros(())
+    for tensors in (caption, empty):
+        assert torch.equal(run(session, 0, tensors)[0], chosen(tensors))
+        union = union.logical_or(selected("light", tensors))
+    for tensors in (caption, empty):
+        assert torch.equal(run(session, 1, tensors)[0], by_mask(tensors, union))
+
+
+def test_a_further_evaluation_of_a_step_uses_the_choice_of_the_first() -> None:
+    """As by samplers that look ahead within a step."""
+    before, after = focused(31), focused(32, beside=3)
+    session = light()
+    outs = [evaluation_wrapper(session)(partial(run, session, 0, tensors))[0] for tensors in (before, after)]
+    assert torch.equal(outs[1], by_mask(after, selected("light", before))) and figures(session)[0].choices == 1
+
+
+def test_each_layer_has_its_own_blocks() -> None:
+    calls = focused(5), focused(5, beside=2)
+    session = light()
     run(session, 0, *calls)
     for out, call in zip(run(session, 1, *calls), calls, strict=True):
-        assert torch.equal(out, by_mask(call, selected("light", call)))
+        assert torch.equal(out, chosen(call))
     assert set(figures(session)) == {0, 1}
+
+
+@pytest.mark.parametrize("of_pass", [{"uuids": ["a"]}, {"uuids": ["b"], "context_window": Window([4, 5])}])
+def test_another_prompt_or_window_chooses_its_own(of_pass: dict[str, Any]) -> None:
+    caption, other = focused(19), focused(20, beside=3)
+    session = light()
+    run(session, 0, caption, of_pass={"uuids": ["b"]})
+    assert torch.equal(run(session, 1, other, of_pass=of_pass)[0], chosen(other))
+
+
+def test_a_prompt_that_changes_in_every_step_chooses_in_every_step() -> None:
+    """As ComfyUI's looped context windows, which are others in each step."""
+    session = sparse("light", dense_percent=0.0)
+    begin(session, steps=30)
+    for step in range(16, 20):
+        run(session, step, focused(step, beside=step % 3), of_pass={"uuids": [str(step)]}, steps=30)
+    assert (figures(session)[0].calls, figures(session)[0].choices) == (4, 4)
 
 
 def test_layers_without_names_keep_their_blocks_to_themselves() -> None:
     """A pass that leaves a block out moves the numbers of the calls behind it."""
     first, second = focused(21), focused(22, beside=3)
-    session = sparse("light", dense_percent=0.0)
-    begin(session)
+    session = light()
     run(session, 0, first, second)
     run(session, 1, second)  # nothing says so: it is noticed at the pass's end
     assert torch.equal(run(session, 2, second)[0], dense(second))
@@ -60,13 +126,21 @@ def test_layers_without_names_have_no_blocks_where_blocks_are_replaced() -> None
     """What takes the place of blocks may leave them out in some steps."""
     first, second = focused(21), focused(22, beside=3)
     patched = {"patches_replace": {"dit": {("double_block", 0): object()}}}
-    session = sparse("light", dense_percent=0.0)
-    begin(session)
+    session = light()
     for step in range(3):
         outs = run(session, step, first, second)
         assert torch.equal(run(session, step, second, of_pass=patched)[0], dense(second))
-    assert torch.equal(outs[0], by_mask(first, selected("light", first)))
+    assert torch.equal(outs[0], chosen(first))
     assert report([session]).count("some passes leave out transformer blocks, and the model does not say which") == 1
+
+
+def test_layers_with_names_are_known_in_a_shorter_pass() -> None:
+    first, second = focused(21), focused(22, beside=3)
+    session = light()
+    for index, tensors in ((0, first), (1, second)):
+        run(session, 0, tensors, transformer_options={"block_index": index})
+    (out,) = run(session, 1, second, transformer_options={"block_index": 1})
+    assert torch.equal(out, chosen(second)) and figures(session)[1].choices == 1
 
 
 GUIDANCE = {
@@ -80,16 +154,11 @@ GUIDANCE = {
 def test_a_perturbed_pass_of_the_same_prompt_has_its_own_blocks(options: dict[str, Any]) -> None:
     plain, perturbed = focused(23), focused(24, beside=3)
     named: dict[str, Any] = {"transformer_options": {"block_index": 1}}
-    of_pass = {"uuids": ["a"]}
-    session = sparse("light", dense_percent=0.0)
-    begin(session)
-    run(session, 0, plain, of_pass=of_pass, **named)
-    for step in (1, 2):  # the guidance begins after blocks were found
-        assert torch.equal(
-            run(session, step, plain, of_pass=of_pass, **named)[0], by_mask(plain, selected("light", plain))
-        )
-        (out,) = run(session, step, perturbed, of_pass=of_pass | options, **named)
-        assert torch.equal(out, by_mask(perturbed, selected("light", perturbed)))
+    session = light()
+    for step in range(2):
+        assert torch.equal(run(session, step, plain, of_pass={"uuids": ["a"]}, **named)[0], chosen(plain))
+        (out,) = run(session, step, perturbed, of_pass={"uuids": ["a"], **options}, **named)
+        assert torch.equal(out, chosen(perturbed))
 
 
 def test_without_an_input_the_model_is_another_one() -> None:
@@ -103,19 +172,7 @@ def test_without_an_input_the_model_is_another_one() -> None:
     assert found != changes_of(None, options | {"switch": True}, {"context": ones, "ref_audio": ones})
 
 
-def test_layers_with_names_are_known_in_a_shorter_pass() -> None:
-    first, second = focused(21), focused(22, beside=3)
-    session = sparse("light", dense_percent=0.0)
-    begin(session)
-    for index, tensors in ((0, first), (1, second)):
-        run(session, 0, tensors, transformer_options={"block_index": index})
-    (out,) = run(session, 1, second, transformer_options={"block_index": 1})
-    assert torch.equal(out, by_mask(second, selected("light", second)))
-
-
-def with_hooks(
-    session: Session, step: int, tensors: list[torch.Tensor], *hooks: SimpleNamespace, steps: int = STEPS
-) -> torch.Tensor:
+def with_hooks(session: Session, step: int, tensors: list[torch.Tensor], *hooks: SimpleNamespace) -> torch.Tensor:
     """The output of a pass in `step` for one prompt, in which ComfyUI has changed the model by `hooks`."""
     override, calls = make_override(session), []
 
@@ -124,9 +181,7 @@ def with_hooks(
 
     group = SimpleNamespace(hooks=hooks) if hooks else None
     executor = Executor(apply_model, SimpleNamespace(current_patcher=SimpleNamespace(current_hooks=group)))
-    pass_wrapper(session)(
-        executor, tensors[0], torch.tensor([sigma(step, steps)]), transformer_options={"uuids": ["a"]}
-    )
+    pass_wrapper(session)(executor, tensors[0], torch.tensor([sigma(step)]), transformer_options={"uuids": ["a"]})
     return calls[0]
 
 
@@ -135,14 +190,51 @@ def lora(strength: float) -> SimpleNamespace:
     return SimpleNamespace(hook_ref=object(), strength=strength)
 
 
+def test_another_strength_of_a_lora_has_its_own_blocks() -> None:
+    before, after = focused(33), focused(34, beside=3)
+    hook, session = lora(1.0), light()
+    assert torch.equal(with_hooks(session, 0, before, hook), chosen(before))
+    hook.strength = 0.5
+    assert torch.equal(with_hooks(session, 1, after, hook), chosen(after))
+
+
 @pytest.mark.parametrize("other", [(), (lora(1.0),)], ids=["none", "another"])
 def test_blocks_of_passes_with_other_hooks_are_not_mixed(other: tuple[SimpleNamespace, ...]) -> None:
     """As where one prompt alone has a LoRA: ComfyUI makes passes of their own for it."""
     first, second, hooks = focused(35), focused(36, beside=3), (lora(1.0),)
-    session = sparse("light", dense_percent=0.0)
+    session = light()
+    for step in range(2):
+        assert torch.equal(with_hooks(session, step, first, *hooks), chosen(first))
+        assert torch.equal(with_hooks(session, step, second, *other), chosen(second))
+
+
+def another_size(session: Session) -> tuple[int, list[torch.Tensor]]:
+    return 1, focused(17, beside=3, tokens=TOKENS + 1)
+
+
+def another_sampling(session: Session) -> tuple[int, list[torch.Tensor]]:
+    """As another model, LoRA, prompt, seed or sampler begins one."""
+    session.end_sampling()
     begin(session)
-    for step in range(3):
-        with_hooks(session, step, first, *hooks)
-        with_hooks(session, step, second, *other)
-    shares = [selected("light", tensors).float().mean().item() for tensors in (first, second)]
-    assert figures(session)[0].listed == 6 and figures(session)[0].computed == pytest.approx(sum(shares) / 2)
+    return 1, focused(17, beside=3)
+
+
+def a_step_back(session: Session) -> tuple[int, list[torch.Tensor]]:
+    for step in (2, 3, 4):
+        run(session, step, focused(6))
+    return 2, focused(17, beside=3)
+
+
+@pytest.mark.parametrize("change", [another_size, another_sampling, a_step_back])
+def test_nothing_is_taken_over(change: Callable[[Session], tuple[int, list[torch.Tensor]]]) -> None:
+    session = light()
+    run(session, 0, focused(6))
+    step, tensors = change(session)
+    assert torch.equal(run(session, step, tensors)[0], chosen(tensors)) and step < STEPS
+
+
+def test_outside_of_a_sampling_all_blocks_are_computed() -> None:
+    session, tensors = light(), focused(6)
+    run(session, 0, tensors)
+    session.end_sampling()
+    assert torch.equal(run(session, 1, tensors)[0], dense(tensors))

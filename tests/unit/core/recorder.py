@@ -26,9 +26,9 @@ class RecordedPlan:
         self.workspace_bytes = BYTES_A_HEAD * fields["batch"] * fields["q_heads"]
         self.attention_reads = recorder.attention_reads
 
-    def run(self, *given: int) -> None:
+    def run(self, *given: int, phase: int) -> None:
         call: dict[str, Any] = {**self.fields, **dict.fromkeys(RUN_ARGUMENTS, 0)}
-        call.update(zip(RUN_ARGUMENTS, given, strict=True))
+        call.update(zip(RUN_ARGUMENTS, (*given, phase), strict=True))
         call["read"] = {name: ReferenceModule.tensor(name, call).clone() for name in "qkv" if call[name]}
         call["thread"] = threading.get_ident()
         self.recorder.calls.append(call)

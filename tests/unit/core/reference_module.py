@@ -11,13 +11,12 @@ from comfy_sage2.backends.module_plan import ELEMENT_CODES, option_fields
 from comfy_sage2.block_mask import BlockMask, blocks_of
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
-from comfy_sage2.reference.block_margins import block_margins
 from comfy_sage2.reference.options import ReferenceOptions
 
 # Of `ModulePlan.run`, in its order.
 RUN_ARGUMENTS = (
     "q", "k", "v", "out", "workspace", "stream",
-    "lse", "nonfinite", "mask", "block_mask", "invalid_blocks", "block_margins", "phase",
+    "lse", "nonfinite", "mask", "block_mask", "invalid_blocks", "phase",
 )  # fmt: skip
 _DTYPES = {code: dtype for dtype, code in ELEMENT_CODES.items()}
 _MODES = {option_fields(AttentionOptions(mode))["mode"]: mode for mode in MODES}
@@ -49,9 +48,9 @@ class ReferencePlan:
         self._module, self._fields = module, fields
         self.attention_reads = module.attention_reads
 
-    def run(self, *given: int) -> None:
+    def run(self, *given: int, phase: int) -> None:
         """See `ModulePlan.run`."""
-        self._module.compute({**self._fields, **dict(zip(RUN_ARGUMENTS, given, strict=True))})
+        self._module.compute({**self._fields, **dict(zip(RUN_ARGUMENTS, (*given, phase), strict=True))})
 
 
 class ReferenceModule:
@@ -113,16 +112,7 @@ class ReferenceModule:
             tensor_at(fields["lse"], tuple(lse.shape), lse.stride(), torch.float32).copy_(lse)
         if fields["nonfinite"] and not out.isfinite().all():
             tensor_at(fields["nonfinite"], (1,), (1,), torch.int32).fill_(1)
-        if fields["block_margins"]:
-            numerics = ReferenceOptions.of(options, dtype=dtype)
-            found = self.block_margins(q, k, numerics, fields["scale"]).nan_to_num(0.0)
-            noted = tensor_at(fields["block_margins"], tuple(found.shape), found.stride(), torch.float32)
-            torch.maximum(noted, found, out=noted)
         self.spoil(out, fields)
-
-    def block_margins(self, q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions, scale: float) -> torch.Tensor:
-        """What is recorded of the blocks, (B, Hq, Tq, Tk)."""
-        return block_margins(q, k, options, scale=scale, running=True)
 
     @staticmethod
     def tensor(name: str, fields: dict[str, Any]) -> torch.Tensor:

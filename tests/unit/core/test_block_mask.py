@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-import comfy_sage2
 from comfy_sage2 import BlockMask
 from comfy_sage2.block_mask import blocks_of
 
@@ -137,7 +136,3 @@ def test_lists_are_small_beside_the_tensors(tokens: int, share: float) -> None:
     """As the docstring has it, with head_dim 128."""
     lists = 2 * blocks_of(tokens) * (1 + blocks_of(tokens))
     assert lists <= share * 3 * 2 * tokens * 128
-
-
-def test_the_former_name_stands_for_the_same_class() -> None:
-    assert comfy_sage2.TileLists is comfy_sage2.BlockMask

@@ -144,8 +144,7 @@ def test_a_call_without_optional_tensors_has_none() -> None:
     q = torch.randn(1, 2, 16, 64).half()
     call, _, _ = run(q, q, q)
     assert not [field for field in call if field.startswith(("mask_", "block_mask_"))]
-    assert not any(call[name] for name in ("mask", "block_mask", "invalid_blocks", "nonfinite", "block_margins", "lse"))
-    assert call["has_block_margins"] is False
+    assert not any(call[name] for name in ("mask", "block_mask", "invalid_blocks", "nonfinite", "lse"))
 
 
 @pytest.mark.parametrize("flagged", [False, True])
@@ -161,14 +160,6 @@ def test_lists_and_their_strides(batch: int, heads: int, flagged: bool) -> None:
     assert call["block_mask_batch_stride"] == (0 if batch == 1 else heads * 3 * 6)
     assert call["block_mask_head_stride"] == (0 if heads == 1 else 3 * 6)
     assert call["invalid_blocks"] == (0 if flag is None else flag.data_ptr())
-
-
-def test_margins_are_cleared_before_the_call() -> None:
-    q, k = torch.randn(2, 4, 300, 64).half(), torch.randn(2, 2, 513, 64).half()
-    margins = torch.full((2, 4, 3, 5), math.nan)
-    call, _, _ = run(q, k, k, OptionalTensors(block_margins=margins))
-    assert call["block_margins"] == margins.data_ptr() and call["has_block_margins"] is True
-    assert (margins == -math.inf).all()
 
 
 def test_the_flag_of_values_that_are_not_finite() -> None:
@@ -239,14 +230,13 @@ def in_parts(
     mask: Any,
     layout: str,
     block_mask: torch.Tensor | None = None,
-    block_margins: torch.Tensor | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     """The calls of one attention whose workspace is bound to `heads_at_once` heads of q, and its tensors as BHND."""
     monkeypatch.setattr(parts, "WORKSPACE_BOUND", heads_at_once * BYTES_A_HEAD + 1)
     module = Recorder()
     q, k, v = (torch.randn(batch, 40, heads, 64).half().transpose(1, 2) for heads in (q_heads, kv_heads, kv_heads))
     attn_mask = None if mask is None else torch.ones(*mask, dtype=torch.bool)
-    optional = OptionalTensors(attn_mask, block_mask, block_margins=block_margins)
+    optional = OptionalTensors(attn_mask, block_mask)
     given = (q, k, v) if layout == "BHND" else (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
     call = kernel_call(module, *given, optional, layout=layout, return_lse=True)
     out, lse = call.run(*given, optional)
@@ -332,13 +322,6 @@ def test_parts_have_their_lists(
         head += call["q_heads"]
         if head == 8:
             entry, head = entry + call["batch"], 0
-
-
-def test_parts_have_their_margins(monkeypatch: pytest.MonkeyPatch) -> None:
-    margins = torch.zeros(3, 8, 1, 1)
-    found, _ = in_parts(monkeypatch, 3, 3, 8, 8, None, "BHND", block_margins=margins)
-    places = [margins[entry, head].data_ptr() for entry in range(3) for head in (0, 3, 6)]
-    assert [call["block_margins"] for call in found] == places
 
 
 def test_parts_of_copies_lie_in_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:

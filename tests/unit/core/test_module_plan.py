@@ -20,7 +20,7 @@ MASK = {"mask_element", "mask_batch_stride", "mask_head_stride", "mask_query_str
 LISTS = {"block_mask_key_blocks", "block_mask_batch_stride", "block_mask_head_stride"}
 SIZES = {"batch", "q_heads", "kv_heads", "q_length", "kv_length", "head_dim", "element", "scale", "device"}
 OPTIONS = {"mode", "rotate", "smooth_v", "causal", "pv", "pv_accumulator"}
-PLANNED = SIZES | OPTIONS | STRIDES | {"has_lse", "has_block_margins"}
+PLANNED = SIZES | OPTIONS | STRIDES | {"has_lse"}
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,6 @@ def test_a_plain_call() -> None:
         "pv_accumulator": 32,
         "rotate": False,
         "has_lse": False,
-        "has_block_margins": False,
         "q_batch_stride": 4 * 300 * 64,
         "q_head_stride": 300 * 64,
         "q_token_stride": 64,
@@ -120,14 +119,6 @@ def test_a_block_mask(flagged: bool) -> None:
     assert call["invalid_blocks"] == (0 if flag is None else flag.data_ptr())
 
 
-def test_block_margins() -> None:
-    module = Recorder()
-    q, k, v = tensors()
-    optional = OptionalTensors(block_margins=torch.zeros(2, 4, 3, 5))
-    kernel_call(module, q, k, v, optional).run(q, k, v, optional)
-    assert optional.block_margins is not None and module.calls[0]["block_margins"] == optional.block_margins.data_ptr()
-
-
 def test_phases() -> None:
     module = Recorder("k")
     q, k, v = tensors()
@@ -170,9 +161,9 @@ def test_the_fields_of_a_plan() -> None:
     kernel_call(module, q, k, v, NO_TENSORS, rotate="auto").run(q, k, v)
     assert module.plans[0].fields.keys() == PLANNED | {"rotate_by_head"}
     lists = BlockMask.full(300, 513, batch=2, heads=4).lists
-    optional = OptionalTensors(torch.zeros(300, 513), lists, block_margins=torch.zeros(2, 4, 3, 5))
+    optional = OptionalTensors(torch.zeros(300, 513), lists)
     kernel_call(module, q, k, v, optional, return_lse=True, rotate="on").run(q, k, v, optional)
     told = module.plans[1].fields
     assert told.keys() == PLANNED | MASK | LISTS
-    assert told["has_lse"] is True and told["has_block_margins"] is True
+    assert told["has_lse"] is True
     assert told["rotate"] is True and module.plans[0].fields["rotate_by_head"] is True

@@ -97,7 +97,6 @@ PLAIN: dict[str, Any] = {
     "a mask": lambda: {"attn_mask": torch.ones(20, 20, dtype=torch.bool)},
     "lists": lambda: {"block_mask": BlockMask.full(20, 20)},
     "a flag": lambda: {"nonfinite": torch.zeros(1, dtype=torch.int32)},
-    "margins": lambda: {"block_margins": torch.empty(1, 2, 1, 1)},
     "the LSE": lambda: {"return_lse": True},
 }
 

@@ -271,7 +271,6 @@ MASKED = {"mask_shape": (2, 1, 1, 1024), "mask_dtype": torch.bool}
         ({"dtype": torch.float32}, set()),
         ({"return_lse": True}, set()),
         ({"has_block_mask": True}, set()),
-        ({"has_block_margins": True}, set()),
         ({"is_causal": True}, {"sageattention"}),
         ({"is_causal": True, "kv_length": 512}, set()),
         (MASKED, {"comfy-kitchen"}),

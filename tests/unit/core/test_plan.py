@@ -17,7 +17,7 @@ from comfy_sage2 import registry
 from comfy_sage2.backends.base import BoundCall, Constraint
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
-from comfy_sage2.plan import MOST_PLANS, listed_plan, plan, recording_plan
+from comfy_sage2.plan import MOST_PLANS, listed_plan, plan
 from comfy_sage2.registry import UnsupportedError
 from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import NAMED, CallSignature, TensorForm
@@ -104,7 +104,6 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "block mask": (with_optional(block_mask=LISTS), {"has_block_mask": True}),
     "block mask's heads": (with_optional(block_mask=LISTS[:, :1]), {"has_block_mask": True}),
     "block mask's batch": (with_optional(block_mask=LISTS[:1]), {"has_block_mask": True}),
-    "margins": (with_optional(block_margins=torch.empty(2, 4, 1, 1)), {"has_block_margins": True}),
     "the backend's name": ({"backend": "kernel"}, {}),
     "accelerated_only": ({"accelerated_only": True}, {}),
     "where_faster": ({"where_faster": True}, {}),
@@ -154,8 +153,6 @@ def test_every_part_of_a_call_counts(kernel: Watched) -> None:
         (with_optional(attn_mask=MASK[:, :3]), ValueError, "[SA-204] attn_mask must broadcast to"),
         (with_optional(attn_mask=MASK.int()), TypeError, "[SA-204] attn_mask must be bool (True = attend) or"),
         (with_optional(block_mask=LISTS[:, :3]), ValueError, "[SA-211] block_mask must be of shape (1 or 2, 1 or 4, 1"),
-        (with_optional(block_margins=torch.empty(2, 4, 1, 2)), ValueError, "[SA-213] block_margins must be of shape"),
-        (with_optional(block_margins=torch.empty(2, 4, 1, 1).half()), TypeError, "[SA-213] block_margins must be a fl"),
         ({"backend": "fast"}, ValueError, "[SA-208] backend must be one of 'kernel', 'slow' or None, got 'fast'"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
@@ -169,15 +166,6 @@ def test_a_wrong_call_is_a_refusal(kernel: Watched, changes: Any, error: type[Ex
     assert type(thrown.value) is error and str(thrown.value) == found.text
     assert kernel.bound == []
     assert plan(signature(**changes)) is found  # also refusals are decided once
-
-
-def test_margins_with_gaps_are_refused(kernel: Watched) -> None:
-    """A call of the same shape whose margins lie in one piece is served: strides count."""
-    q = torch.empty(2, 4, 300, 64)
-    margins = torch.empty(2, 4, 3, 3)
-    assert planned(plan(signature(q=q, k=q, v=q, **with_optional(block_margins=margins)))).backend is kernel
-    found = refused(plan(signature(q=q, k=q, v=q, **with_optional(block_margins=margins.mT))))
-    assert found.text == "[SA-213] block_margins must be contiguous, got strides (36, 9, 1, 3)"
 
 
 LONG = {"q": torch.empty(2, 4, 16, 160), "k": torch.empty(2, 2, 24, 160), "v": torch.empty(2, 2, 24, 160)}
@@ -328,23 +316,19 @@ class TestOnce:
 
 
 class TestPlansOfADenseOne:
-    def test_with_lists_and_with_margins(self, kernel: Watched) -> None:
+    def test_with_lists(self, kernel: Watched) -> None:
         q = torch.empty(2, 4, 300, 64)
         dense = planned(plan(signature(q=q, k=q, v=q)))
-        for found, has in ((listed_plan(dense), "has_block_mask"), (recording_plan(dense), "has_block_margins")):
-            assert planned(found).backend is kernel and getattr(planned(found).request, has)
-            assert planned(found).options == dense.options
+        listed = planned(listed_plan(dense))
+        assert listed.backend is kernel and listed.request.has_block_mask and listed.options == dense.options
         lists = BlockMask.full(300, 300, batch=2, heads=4).lists
-        own = planned(listed_plan(dense, TensorForm.of(lists)))
-        assert own is plan(signature(q=q, k=q, v=q, **with_optional(block_mask=lists), backend="kernel"))
-        assert own is not listed_plan(dense)
+        assert listed is plan(signature(q=q, k=q, v=q, **with_optional(block_mask=lists), backend="kernel"))
 
     def test_nobody_else_serves_them(self, able: tuple[Watched, Watched]) -> None:
         fast, _ = able
         dense = planned(plan(signature()))
         fast.constraints = (Constraint("lists", lambda request: "no lists" if request.has_block_mask else None),)
         assert refused(listed_plan(dense)).reasons == {"fast": "no lists"}
-        assert planned(recording_plan(dense)).backend is fast
 
 
 def test_a_plan_runs_what_was_bound(kernel: Watched) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,17 +12,14 @@ from reference_module import ReferenceModule, lists_of, tensor_at
 
 from comfy_sage2.backends import kernel_call, self_test_cases, self_test_comparison
 from comfy_sage2.backends.self_test_comparison import Result, Variant
-from comfy_sage2.backends.self_test_margins import MARGIN_BOUND
 from comfy_sage2.backends.self_test_run import run
 from comfy_sage2.options import MODES
-from comfy_sage2.reference.options import ReferenceOptions
 
 pytestmark = pytest.mark.slow
 
 EIGHT = (Variant("8b", "fp32"),)
 LISTS = "head_dim 64, block masks with invalid entries"
 CAUSAL_LISTS = "head_dim 128, causal block masks for all heads"
-MARGINS = "head_dim 64, block margins"
 
 
 @pytest.fixture(autouse=True)
@@ -180,100 +175,6 @@ def test_a_flag_for_valid_blocks_is_found() -> None:
 
     (wrong,) = put(Spoiled(fault)).wrong
     assert wrong == f"{CAUSAL_LISTS} (8b, FP32 accumulators): the flag for invalid blocks is 1, expected 0"
-
-
-@pytest.fixture
-def margins_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_test_cases, "CASES", [case for case in self_test_cases.CASES if case.block_margins])
-
-
-def all_zero(block_margins: torch.Tensor) -> None:
-    block_margins.zero_()
-
-
-def one_nan(block_margins: torch.Tensor) -> None:
-    block_margins[0, 1, 2, 3] = torch.nan
-
-
-def of_the_other_head(block_margins: torch.Tensor) -> None:
-    block_margins.copy_(block_margins.flip(1))
-
-
-def transposed(block_margins: torch.Tensor) -> None:
-    block_margins.copy_(block_margins.mT.clone())
-
-
-def a_key_block_late(block_margins: torch.Tensor) -> None:
-    block_margins.copy_(block_margins.roll(1, 3))
-
-
-def in_natural_units(block_margins: torch.Tensor) -> None:
-    block_margins.mul_(0.6931)
-
-
-def the_last_block_skipped(block_margins: torch.Tensor) -> None:
-    block_margins[..., -1] = -torch.inf
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [all_zero, one_nan, of_the_other_head, transposed, a_key_block_late, in_natural_units, the_last_block_skipped],
-)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.usefixtures("margins_alone")
-def test_wrong_margins_are_found(fault: Callable[[torch.Tensor], None], mode: str) -> None:
-    def spoil(out: torch.Tensor, fields: dict[str, Any]) -> None:
-        if fields["block_margins"]:
-            fault(tensor_at(fields["block_margins"], (1, 2, 4, 4), (32, 16, 4, 1), torch.float32))
-
-    (wrong,) = put(Spoiled(spoil), (Variant(mode, "fp32"),)).wrong
-    assert wrong.startswith(f"{MARGINS} ({mode}, FP32 accumulators): a block margin is off by ")
-    assert wrong.endswith(" (log2), at most 0.5 expected")
-
-
-def test_margins_that_are_not_noted_are_found() -> None:
-    (wrong,) = put(Changed(lambda fields: fields.update(block_margins=0))).wrong
-    assert wrong.startswith(f"{MARGINS} (8b, FP32 accumulators): a block margin is off by inf (log2)")
-
-
-@pytest.mark.parametrize("left_out", ["query 119", "query 433", "key 170", "key 279"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.usefixtures("margins_alone")
-def test_margins_of_blocks_of_which_a_row_or_key_is_left_out_are_found(left_out: str, mode: str) -> None:
-    class Forgetful(ReferenceModule):
-        def block_margins(
-            self, q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions, scale: float
-        ) -> torch.Tensor:
-            side, place = left_out.split()
-            given = {"query": q.clone(), "key": k.clone()}
-            given[side][:, :, int(place)] = given[side][:, :, int(place) - 1]
-            found: torch.Tensor = super().block_margins(given["query"], given["key"], options, scale)
-            return found
-
-    (wrong,) = put(Forgetful(), (Variant(mode, "fp32"),)).wrong
-    assert wrong.startswith(f"{MARGINS} ({mode}, FP32 accumulators): a block margin is off by ")
-
-
-def test_the_bound_of_margins_is_not_far_above_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_test_comparison, "MARGIN_BOUND", MARGIN_BOUND * 0.2)
-    assert [text.partition(" (")[0] for text in put(ReferenceModule()).wrong] == [MARGINS]
-
-
-def test_in_whatever_order_blocks_are_taken_their_margins_are_the_same() -> None:
-    """As long as the first of them is the first or the last one, or that of the queries' own tokens."""
-    buffer, answers = self_test_cases.make_inputs()
-    (given,) = (found for found in answers if found.block_margins is not None)
-    assert given.block_margins is not None
-    q, k = given.q.of(buffer).float(), given.k.of(buffer).float()
-    scores = (q @ k.mT) / 64**0.5 * math.log2(math.e)
-    padded = torch.nn.functional.pad(scores, (0, 512 - 440), value=-math.inf)
-    peaks = padded.unflatten(3, (4, 128)).amax(dim=4)  # of each row in each block
-    for block, rows in enumerate(peaks.split(128, dim=2)):
-        for order in itertools.permutations(range(4)):
-            if order[0] in (0, 3, block):
-                running = rows[..., order].cummax(dim=3).values
-                margins = (rows[..., order] - running).amax(dim=2)
-                torch.testing.assert_close(margins, given.block_margins[:, :, block, order], atol=1e-3, rtol=0.0)
 
 
 def test_one_fault_in_one_variant_is_named() -> None:

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from comfy_sage2 import BlockMask, Sparse, UnsupportedError, attention
-from comfy_sage2.block_mask import blocks_of
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.block_scores import block_scores
-from comfy_sage2.sparsity import declared
+from comfy_sage2.sparsity import levels
 from comfy_sage2.tensors import OptionalTensors
 
 TOKENS, HEADS, KV_HEADS = 1000, 4, 2
@@ -22,8 +21,8 @@ TOKENS, HEADS, KV_HEADS = 1000, 4, 2
 
 @pytest.fixture(autouse=True)
 def short_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert declared.LEAST_BLOCKS == 64
-    monkeypatch.setattr(declared, "LEAST_BLOCKS", 4)
+    assert levels.LEAST_BLOCKS == 64
+    monkeypatch.setattr(levels, "LEAST_BLOCKS", 4)
 
 
 def local(seed: int, head_dim: int = 64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -266,7 +265,6 @@ def test_a_call_whose_keys_are_all_hidden_gives_zeros(fresh_seed: int) -> None:
         ({"mode": "exact"}, "mode exact"),
         ({"attn_mask": torch.ones(TOKENS, TOKENS, dtype=torch.bool)}, "a mask that differs by query"),
         ({"block_mask": BlockMask.full(TOKENS, TOKENS)}, "block_mask"),
-        ({"block_margins": torch.empty(1, HEADS, blocks_of(TOKENS), blocks_of(TOKENS))}, "block_margins"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -288,7 +286,7 @@ def test_cross_attention_and_few_keys_are_dense(monkeypatch: pytest.MonkeyPatch)
         assert torch.equal(attention(queries, k, v, sparse=Sparse(share=0.1), backend="reference"), dense) == (
             queries is not q
         )
-    monkeypatch.setattr(declared, "LEAST_BLOCKS", 64)
+    monkeypatch.setattr(levels, "LEAST_BLOCKS", 64)
     for sparse in (Sparse(share=0.1), Sparse(share=0.1, tail=True)):
         assert torch.equal(attention(q, k, v, sparse=sparse, backend="reference"), dense)
 

@@ -16,7 +16,7 @@ from lab.bench.candidates import PreparedCandidate
 from lab.bench.timing import Timed
 from lab.measurements import list_times
 
-TIMES = {list_times.DENSE: 4.0, list_times.LISTED[0]: 4.0, list_times.LISTED[-1]: 2.0, list_times.NOTING: 5.0}
+TIMES = {list_times.DENSE: 4.0, list_times.LISTED[0]: 4.0, list_times.LISTED[-1]: 2.0}
 
 
 @pytest.fixture
@@ -38,10 +38,8 @@ def test_the_page_compares_with_the_dense_call(monkeypatch: pytest.MonkeyPatch, 
     whole, alone = text.split("## Attention kernels alone")
     assert "- Kernels: sm90 9.9.\n" in whole
     assert "- Command: `python -m lab lists`, which wrote this page; seed 7.\n" in whole
-    assert (
-        "| 8b | 64 | no | 4.000 | 4.000 (1.00) | 3.000 (1.33) | 3.000 (1.33) | 2.000 (2.00) | 5.000 (0.80) |" in whole
-    )
-    assert "| precise | 256 | no | 2.000 | 2.000 (1.00) | – | – | 1.000 (2.00) | 2.500 (0.80) |" in alone
+    assert "| 8b | 64 | no | 4.000 | 4.000 (1.00) | 3.000 (1.33) | 3.000 (1.33) | 2.000 (2.00) |" in whole
+    assert "| precise | 256 | no | 2.000 | 2.000 (1.00) | – | – | 1.000 (2.00) |" in alone
 
 
 def test_each_call_is_what_its_name_says(monkeypatch: pytest.MonkeyPatch, stand_ins: None, fresh_seed: int) -> None:
@@ -49,20 +47,14 @@ def test_each_call_is_what_its_name_says(monkeypatch: pytest.MonkeyPatch, stand_
     monkeypatch.setattr(list_times, "attention", lambda *_, **options: called.append(options))
     case = list_times.BlockMaskCase("8b", 64, is_causal=False)
     backend, subjects = list_times.subjects(case, 1024, torch.device("cpu"))
-    assert backend == "sm90" and list(subjects) == [list_times.DENSE, *list_times.LISTED, list_times.NOTING]
+    assert backend == "sm90" and list(subjects) == [list_times.DENSE, *list_times.LISTED]
     for subject in subjects.values():
         subject.call.run()
-    dense, *listed, noting = called
-    assert dense.get("block_mask") is None and dense.get("block_margins") is None
-    assert noting["block_margins"].shape == (1, list_times.HEADS, 8, 8)
+    dense, *listed = called
+    assert dense.get("block_mask") is None
     counts = [options["block_mask"].lists[..., 0].sum().item() for options in listed]
     assert counts[0] == list_times.HEADS * 64 and counts == sorted(counts, reverse=True)
     assert counts[-1] < 0.4 * counts[0]
-
-
-def test_a_causal_call_notes_no_margins(stand_ins: None) -> None:
-    _, subjects = list_times.subjects(list_times.BlockMaskCase("8b", 64, is_causal=True), 256, torch.device("cpu"))
-    assert list(subjects) == [list_times.DENSE, *list_times.LISTED]
 
 
 def test_without_kernels_that_take_lists_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

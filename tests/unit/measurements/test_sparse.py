@@ -27,14 +27,14 @@ def outputs(name: str, seed: int, steps: int = 10) -> tuple[sparse.SparseAttenti
 @pytest.mark.parametrize("name", ["medium, 0.05, blocks of 64", "strong, 0.1, blocks of 64"])
 def test_a_bound_holds_on_rows_that_were_not_sampled(fresh_seed: int, name: str) -> None:
     one, outs, exact = outputs(name, fresh_seed)
-    level = DESIGNS[name].level
-    assert level is not None and 0 < one.computed[0] < 1
+    bound = DESIGNS[name].bound
+    assert bound is not None and 0 < one.computed[0] < 1
     assert all(torch.equal(outs[step], exact) for step in (0, 1)), "the first 20 %"
     assert one.dense_calls == 2 and len(one.computed) == 8
     # Of two heads of one video: the bound holds for the mean of many, about which these are scattered by a half.
-    assert torch.stack(one.errors).mean() <= 2 * level.bound and torch.stack(one.errors).max() <= 4 * level.bound
+    assert torch.stack(one.errors).mean() <= 2 * bound and torch.stack(one.errors).max() <= 4 * bound
     error = (outs[-1] - exact).norm() / exact.norm()
-    assert 0 < error <= 2.5 * level.bound
+    assert 0 < error <= 2.5 * bound
 
 
 @pytest.mark.parametrize("name", ["share 50 %, blocks of 64", "Sol top 20 %, blocks of 64", "Sol tau 1, blocks of 64"])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from comfy_sage2.reference.block_margins import LOSSLESS
 from comfy_sage2.sparsity import thresholds
-from comfy_sage2.sparsity.levels import LEVELS, SKIP_LEVELS, Level
+from comfy_sage2.sparsity.levels import LEVELS
 
 SHARPNESS = (300.0, 25.0, 0.01, 0.0)  # of each head of q
 
@@ -29,13 +27,13 @@ def sharp_and_flat(seed: int, tokens: int = 700) -> tuple[torch.Tensor, torch.Te
     return q, k, torch.randn(2, 2, tokens, 32, generator=generator)
 
 
-def margins_of(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """As `block_margins`, by the whole matrix of scores."""
+def largest_p(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Scores of blocks: log2 of the largest P in each, relative to the largest of its row."""
     scores = q.double() @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).mT / math.sqrt(q.shape[3])
     below = (scores - scores.amax(dim=3, keepdim=True)) / math.log(2)
     padded = torch.nn.functional.pad(below, (0, -k.shape[2] % 128, 0, -q.shape[2] % 128), value=-math.inf)
-    margins: torch.Tensor = padded.unflatten(3, (-1, 128)).unflatten(2, (-1, 128)).amax(dim=(3, 5)).float()
-    return margins
+    largest: torch.Tensor = padded.unflatten(3, (-1, 128)).unflatten(2, (-1, 128)).amax(dim=(3, 5)).float()
+    return largest
 
 
 def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
@@ -48,72 +46,41 @@ def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tens
     return out
 
 
-@pytest.mark.parametrize("level", [SKIP_LEVELS["fast"], LEVELS["medium"]], ids=["skip", "sparse"])
 @pytest.mark.parametrize("score_bytes", [1, 64 << 20], ids=["head by head", "all heads"])
 def test_errors_are_those_of_masked_attention(
-    fresh_seed: int, score_bytes: int, level: Level, monkeypatch: pytest.MonkeyPatch
+    fresh_seed: int, score_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(thresholds, "_SCORE_BYTES", score_bytes)
     q, k, v = sharp_and_flat(fresh_seed)
-    margins, rows = margins_of(q, k), thresholds.sampled_rows(700, 3, q.device)
-    if level.ladder is None:
-        thresholds.rank_(margins)
-    chosen = thresholds.candidates(margins, level)
-    found = thresholds.errors(q, k, v, margins, rows, scale=1 / math.sqrt(32), thresholds=chosen, norm=level.norm)
-    exact = masked(q, k, v, torch.ones_like(margins, dtype=torch.bool))[:, :, rows]
-    for place in range(chosen.shape[2]):
-        out = masked(q, k, v, margins > chosen[:, :, place, None, None])[:, :, rows].nan_to_num()  # nothing is left
-        lost, whole = (torch.linalg.vector_norm(tensor, level.norm, dim=(2, 3)) for tensor in (out - exact, exact))
-        torch.testing.assert_close(found[..., place].double(), (lost / whole).double(), rtol=1e-3, atol=1e-5)
-    assert found.shape == chosen.shape == (2, 4, chosen.shape[2]) and found[..., -1].max() > 1e-3
-
-
-def test_the_ladder_has_no_gap_above_a_factor_of_ten() -> None:
-    """Each step looser skips blocks of at most ten times the share: between two steps a head loses little of them."""
-    ladder = SKIP_LEVELS["fast"].ladder
-    assert ladder is not None and ladder[0] == LOSSLESS and ladder[-1] == pytest.approx(math.log2(0.1))
-    steps = [looser - stricter for stricter, looser in itertools.pairwise(ladder)]
-    assert all(0.0 < step <= math.log2(10.0) + 1e-9 for step in steps)
+    ranks, rows = thresholds.rank_(largest_p(q, k)), thresholds.sampled_rows(700, 3, q.device)
+    candidates = thresholds.candidates(ranks)[..., ::3]
+    errors = thresholds.errors(q, k, v, ranks, rows, scale=1 / math.sqrt(32), thresholds=candidates)
+    exact = masked(q, k, v, torch.ones_like(ranks, dtype=torch.bool))[:, :, rows]
+    for place in range(candidates.shape[2]):
+        out = masked(q, k, v, ranks > candidates[:, :, place, None, None])[:, :, rows]
+        lost = (out - exact).norm(dim=(2, 3)) / exact.norm(dim=(2, 3))
+        torch.testing.assert_close(errors[..., place].double(), lost, rtol=1e-3, atol=1e-5)
+    assert errors.shape == candidates.shape == (2, 4, 4) and errors[..., -1].max() > 1e-3
 
 
 def test_rows_of_which_nothing_is_left_are_lost_and_not_unknown() -> None:
     generator = torch.Generator().manual_seed(1)
     q, v = torch.randn(2, 1, 1, 256, 16, generator=generator).unbind()
     k = torch.cat([q[:, :, :128] * 50.0, torch.zeros(1, 1, 128, 16)], dim=2)
-    margins = torch.tensor([-200.0, 0.0]).expand(
-        1, 1, 2, 2
-    )  # without the only block that counts in the first one's rows
+    # Without the only block that counts in the first one's rows.
+    ranks = torch.tensor([-200.0, 0.0]).expand(1, 1, 2, 2)
     at = torch.full((1, 1, 1), -10.0)
-    found = thresholds.errors(q, k, v, margins, torch.arange(0, 128, 9), scale=10.0, thresholds=at, norm=1)
+    found = thresholds.errors(q, k, v, ranks, torch.arange(0, 128, 9), scale=10.0, thresholds=at)
     assert found.shape == (1, 1, 1) and 0.9 < found.item() < 2.5
     everything = torch.full((1, 1, 2, 2), -200.0)
     found = thresholds.errors(q, k, v, everything, torch.arange(0, 256, 9), scale=10.0, thresholds=at)
     assert found.item() == pytest.approx(1.0)
 
 
-def test_flat_heads_keep_what_sharp_ones_leave_out(fresh_seed: int) -> None:
-    q, k, v = sharp_and_flat(fresh_seed)
-    margins, rows = margins_of(q, k), thresholds.sampled_rows(700, 0, q.device)
-    active = {}
-    for level, chosen in SKIP_LEVELS.items():
-        candidates = thresholds.candidates(margins, chosen)
-        found = thresholds.errors(q, k, v, margins, rows, scale=1 / math.sqrt(32), thresholds=candidates, norm=1)
-        place = thresholds.loosest(found, chosen.bound)[..., None]
-        active[level] = margins > candidates.gather(2, place)[..., None]
-        assert active[level].any(dim=3).all(), "the block of a row's largest score is always there"
-        dense = masked(q, k, v, torch.ones_like(active[level]))
-        error = (masked(q, k, v, active[level]) - dense).abs().sum((2, 3)) / dense.abs().sum((2, 3))
-        assert error.max() <= chosen.bound * 1.5 + 1e-5  # all rows, where the sample had 64
-    shares = {level: blocks.float().mean(dim=(0, 2, 3)) for level, blocks in active.items()}
-    assert (shares["fast"][2:] == 1.0).all() and shares["lossless"][0] < 0.9 and (shares["fast"][:2] < 0.9).all()
-    assert (shares["fast"] <= shares["balanced"]).all() and (shares["balanced"] <= shares["lossless"]).all()
-
-
 def test_the_loosest_within_the_bound_with_all_stricter_ones() -> None:
     found = torch.tensor([[[0.0, 0.001, 0.02, 0.003], [0.5, 0.5, 0.0, 0.0], [0.0, math.nan, 0.0, 0.0]]])
     assert thresholds.loosest(found, 0.01).tolist() == [[1, 0, 0]]
     assert thresholds.loosest(found, 0.03)[0, 0] == 3
-    assert thresholds.loosest(found * 0 + 1e-9, LEVELS["lossless"].bound).tolist() == [[0, 0, 0]]
 
 
 @pytest.mark.parametrize("score_bytes", [1, 64 << 20], ids=["head by head", "all heads"])
@@ -126,7 +93,7 @@ def test_a_threshold_of_ranks_leaves_out_as_many_blocks_of_all_queries(
     scores[1, 2, 3] = -126.0  # of equal ones some are left out
     before = scores.clone()
     assert thresholds.rank_(scores) is scores
-    chosen = thresholds.candidates(scores, LEVELS["strong"])
+    chosen = thresholds.candidates(scores)
     assert chosen.shape == (2, 3, len(thresholds.COMPUTED_SHARES)) and (chosen.diff(dim=2) >= 0).all()
     counts = []
     for threshold in chosen.unbind(dim=2):
@@ -143,18 +110,17 @@ def test_no_rank_leaves_nan_out() -> None:
     assert thresholds.rank_(scores)[0, 0].tolist() == [[3.0, math.inf, 1.0, 2.0], [math.inf] * 4]
 
 
-@pytest.mark.parametrize("bound", [0.02, 0.05, 0.1])
+@pytest.mark.parametrize("bound", LEVELS.values())
 def test_heads_stay_within_the_bound_on_all_rows(fresh_seed: int, bound: float) -> None:
     q, k, v = sharp_and_flat(fresh_seed)
-    level = next(level for level in LEVELS.values() if level.bound == bound)
-    scores, rows = thresholds.rank_(margins_of(q, k)), thresholds.sampled_rows(700, 0, q.device)
-    threshold, found, _ = thresholds.chosen(q, k, v, scores, rows, level, scale=1 / math.sqrt(32))
-    assert (found <= bound).all()
-    active = scores > threshold[..., None, None]
+    scores = largest_p(q, k)
+    choice = thresholds.choose(q, k, v, scores, bound, scale=1 / math.sqrt(32))
+    assert (choice.errors <= bound).all() and choice.compared_errors is None
+    active = scores > choice.thresholds[..., None, None]
     exact = masked(q, k, v, torch.ones_like(active))
     error = (masked(q, k, v, active) - exact).norm(dim=(2, 3)) / exact.norm(dim=(2, 3))
     assert error.mean() <= bound and error.max() <= 3 * bound
-    assert active[:, :2].float().mean() < 0.9, "sharp heads leave blocks out"
+    assert active[:, :2].float().mean() < 0.9 and active[:, 3].all(), "sharp heads leave blocks out, the flat one none"
 
 
 def test_no_row_of_dense_blocks_is_sampled() -> None:
@@ -178,30 +144,29 @@ def test_sampled_rows_are_spread_over_all(q_length: int) -> None:
 
 def test_autocast_changes_no_error() -> None:
     q, k, v = sharp_and_flat(3)
-    rows, margins = torch.arange(0, 700, 7), margins_of(q, k)
-    chosen = thresholds.candidates(thresholds.rank_(margins), LEVELS["medium"])
-    expected = thresholds.errors(q, k, v, margins, rows, scale=0.2, thresholds=chosen)
+    rows, ranks = torch.arange(0, 700, 7), thresholds.rank_(largest_p(q, k))
+    candidates = thresholds.candidates(ranks)
+    expected = thresholds.errors(q, k, v, ranks, rows, scale=0.2, thresholds=candidates)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(thresholds.errors(q, k, v, margins, rows, scale=0.2, thresholds=chosen), expected)
+        assert torch.equal(thresholds.errors(q, k, v, ranks, rows, scale=0.2, thresholds=candidates), expected)
 
 
-def test_errors_of_other_blocks_stand_beside_those_of_the_thresholds(fresh_seed: int) -> None:
+def test_errors_of_blocks_to_compare_stand_behind_those_of_the_thresholds(fresh_seed: int) -> None:
     q, k, v = sharp_and_flat(fresh_seed)
-    scores, rows = thresholds.rank_(margins_of(q, k)), thresholds.sampled_rows(700, 1, q.device)
-    others = torch.rand(1, *scores.shape[1:], generator=torch.Generator().manual_seed(fresh_seed)) < 0.7
-    others |= torch.eye(scores.shape[2], scores.shape[3], dtype=torch.bool)  # no row is left without a block
-    at, scale = thresholds.candidates(scores, LEVELS["medium"]), 1 / math.sqrt(32)
-    alone = thresholds.errors(q, k, v, scores, rows, scale=scale, thresholds=at)
-    found = thresholds.errors(q, k, v, scores, rows, scale=scale, thresholds=at, others=others)
-    assert torch.equal(found[..., :-1], alone)
-    exact, out = (
-        masked(q, k, v, active)[:, :, rows]
-        for active in (torch.ones_like(scores, dtype=torch.bool), others.expand_as(scores))
-    )
+    scores, rows = largest_p(q, k), thresholds.sampled_rows(700, 1, q.device)
+    ranks = thresholds.rank_(scores.clone())
+    compared = torch.rand(1, *scores.shape[1:], generator=torch.Generator().manual_seed(fresh_seed)) < 0.7
+    compared |= torch.eye(scores.shape[2], scores.shape[3], dtype=torch.bool)  # no row is left without a block
+    at, scale = thresholds.candidates(ranks), 1 / math.sqrt(32)
+    alone = thresholds.errors(q, k, v, ranks, rows, scale=scale, thresholds=at)
+    errors = thresholds.errors(q, k, v, ranks, rows, scale=scale, thresholds=at, compared=compared)
+    assert torch.equal(errors[..., :-1], alone)
+    everything = torch.ones_like(scores, dtype=torch.bool)
+    exact, out = (masked(q, k, v, active)[:, :, rows] for active in (everything, compared.expand_as(scores)))
     expected = (out - exact).norm(dim=(2, 3)) / exact.norm(dim=(2, 3))
-    torch.testing.assert_close(found[..., -1].double(), expected, rtol=1e-3, atol=1e-5)
-    *_, beside = thresholds.chosen(q, k, v, scores, rows, LEVELS["medium"], scale=scale, others=others)
-    assert beside is not None and torch.equal(beside, found[..., -1])
+    torch.testing.assert_close(errors[..., -1].double(), expected, rtol=1e-3, atol=1e-5)
+    choice = thresholds.choose(q, k, v, scores, 0.05, scale=scale, sample=1, compared=compared)
+    assert choice.compared_errors is not None and torch.equal(choice.compared_errors, errors[..., -1])
 
 
 @pytest.mark.skipif(not hasattr(torch.ops.aten.bmm, "dtype_out"), reason="this torch multiplies no 16-bit numbers so")

@@ -1,0 +1,211 @@
+"""The key blocks that the calls of one sampling compute: each call chooses them, and keeps them for the next step.
+
+A choice needs no dense call and no wait for the device: blocks are ranked by means of Q and K, and of each head as many
+of the lowest ones are left out as its bound allows. The calls of the next step have other values in q, k and v but much
+the same blocks, so that half of the calls save the time of a choice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from ..block_mask import BlockMask
+from .always_computed import TokenRange
+from .packed_blocks import PackedBlocks
+from .selection import block_lists, block_scores
+from .thresholds import choose
+
+STEPS_SERVED = 2  # by one choice, the step in which it is made counted
+
+ModelChanges = frozenset[tuple[Hashable, float]]  # what makes the model another one for a pass, and how strong it is
+
+
+class Moment(NamedTuple):
+    """When a pass of the model is made.
+
+    Attributes:
+        step: sampling step, from 0.
+        evaluation: the sampler's evaluation of the model that the pass belongs to. A step may have several, even at the
+            same noise level; always the same number where the sampler does not tell.
+    """
+
+    step: int
+    evaluation: int = 0
+
+
+class ChoiceKey(NamedTuple):
+    """What calls that share a choice have in common: all that the blocks depend on but the latent."""
+
+    layer: int
+    q_shape: tuple[int, ...]
+    kv_length: int
+    device: torch.device
+    entries: tuple[str, ...] = ()  # what the entries of the batch are made for, in order; empty where nobody tells
+    changes: ModelChanges = frozenset()
+
+    @classmethod
+    def of(
+        cls,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        entries: tuple[str, ...] = (),
+        changes: ModelChanges = frozenset(),
+    ) -> ChoiceKey:
+        """The key of a call with q (B, Hq, Nq, D) and k (B, Hkv, Nkv, D)."""
+        return cls(layer, tuple(q.shape), k.shape[2], q.device, entries, changes)
+
+
+class _Choice(NamedTuple):
+    """The blocks of one call, or the union of several calls of one moment that share a key."""
+
+    moment: Moment
+    blocks: PackedBlocks
+
+
+# One number for each head (Hq,), which stays on the device until someone reads it, and the moment of its call.
+Figure = tuple[Moment, torch.Tensor]
+
+
+@dataclass
+class Figures:
+    """What became of a layer's blocks.
+
+    Attributes:
+        computed: for each call, the share of the blocks that it computed.
+        errors: for each choice, the error on the sampled rows.
+        outdated: for each choice that replaces one, the error that the old blocks would have had there.
+    """
+
+    computed: list[Figure] = field(default_factory=list)
+    errors: list[Figure] = field(default_factory=list)
+    outdated: list[Figure] = field(default_factory=list)
+
+    def forget(self, moment: Moment) -> None:
+        """Throw away those of `moment`."""
+        for figures in (self.computed, self.errors, self.outdated):
+            figures[:] = [figure for figure in figures if figure[0] != moment]
+
+
+class BlockChoices:
+    """The choices of one sampling; several threads may call.
+
+    They take a bit for each block of each call of a pass: B N^2 / 131,072 bytes a head for N queries and keys. Batch
+    entries, such as the caption's and the empty one's, have blocks of their own: a union of both computes 6 more points
+    of them for a decibel.
+
+    Attributes:
+        figures: layer -> what became of its blocks.
+    """
+
+    def __init__(self, bound: float) -> None:
+        """bound: the relative L2 error that a head may have."""
+        self._bound = bound
+        self._choices: dict[ChoiceKey, _Choice] = {}
+        self._step = self._begun_at = 0
+        self.figures: defaultdict[int, Figures] = defaultdict(Figures)
+
+    def block_mask(
+        self,
+        key: ChoiceKey,
+        moment: Moment,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        always: tuple[TokenRange, ...] = (),
+        least_skipped: float = 0.0,
+    ) -> BlockMask | None:
+        """The block mask of a call, chosen now or in an earlier step.
+
+        Only a mask of an earlier step waits for the device, for the share of blocks that it skips.
+
+        Args:
+            q, k, v: (B, H, N, D); k and v may have fewer heads.
+            scale: softmax scale.
+            always: tokens whose blocks are computed whatever their scores: as keys of all queries, and as queries with
+                all keys.
+            least_skipped: the share of the blocks that a mask of an earlier step must skip to be worth its time.
+
+        Returns:
+            The mask, or None where it would skip fewer blocks.
+        """
+        self._follow(moment.step)
+        known = self._choices.get(key)
+        # In the moment of a choice another call may look the same, which has a choice of its own.
+        earlier = None if known is None or known.moment == moment else known.blocks
+        if known is None or earlier is None or not 0 <= moment.step - known.moment.step < STEPS_SERVED:
+            blocks = self._choose(key, moment, q, k, v, scale, always, earlier)
+        elif earlier.skipped_share() < least_skipped:
+            return None
+        else:
+            blocks = earlier
+        self.figures[key.layer].computed.append((moment, blocks.shares))
+        active = blocks.active().float()
+        return block_lists(active, threshold=torch.full(active.shape[:2], 0.5, device=active.device))
+
+    def _choose(
+        self,
+        key: ChoiceKey,
+        moment: Moment,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        always: tuple[TokenRange, ...],
+        earlier: PackedBlocks | None,
+    ) -> PackedBlocks:
+        scores = block_scores(q, k, scale=scale)
+        outdated = None if earlier is None else earlier.active()
+        choice = choose(q, k, v, scores, self._bound, scale=scale, sample=moment.step, always=always, compared=outdated)
+        figures = self.figures[key.layer]
+        figures.errors.append((moment, choice.errors.amax(dim=0)))
+        if choice.compared_errors is not None:
+            figures.outdated.append((moment, choice.compared_errors.amax(dim=0)))
+        active = scores > choice.thresholds[..., None, None]
+        known, blocks = self._choices.get(key), PackedBlocks(active)
+        shares_moment = known is not None and known.moment == moment
+        kept = PackedBlocks(known.blocks.active() | active) if known is not None and shares_moment else blocks
+        self._choices[key] = _Choice(moment, kept)
+        for other, choice_of_other in list(self._choices.items()):  # such as those of former context windows
+            if other.layer == key.layer and moment.step - choice_of_other.moment.step >= 2 * STEPS_SERVED:
+                self._choices.pop(other, None)
+        return blocks
+
+    def _follow(self, step: int) -> None:
+        """Throw all choices away where the sampler goes back to `step`: it may have another latent, as of new frames.
+
+        A sampler that looked ahead, as heunpp2 does, has the same latent: it goes back by one step, to behind where it
+        began to look.
+        """
+        if step < self._step:
+            if step < self._step - 1 or step <= self._begun_at:
+                self.clear()
+            self._begun_at = step
+        self._step = step
+
+    def forget(self, moment: Moment) -> None:
+        """Throw away what was chosen in `moment`, whose pass is made again."""
+        for key, choice in list(self._choices.items()):
+            if choice.moment == moment:
+                self._choices.pop(key, None)
+        for figures in list(self.figures.values()):  # other threads may add to it
+            figures.forget(moment)
+
+    def clear(self) -> None:
+        """Throw all choices away; the figures stay."""
+        self._choices.clear()
+
+
+def values(figures: Iterable[Figure]) -> list[list[float]]:
+    """The numbers of figures, those of a call's heads together, in no stated order; waits for each device once."""
+    by_form: defaultdict[tuple[torch.device, int], list[torch.Tensor]] = defaultdict(list)
+    for _, tensor in figures:
+        by_form[tensor.device, len(tensor)].append(tensor)
+    return [numbers for tensors in by_form.values() for numbers in torch.stack(tensors).tolist()]

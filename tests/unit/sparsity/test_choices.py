@@ -1,0 +1,195 @@
+"""The choices of one sampling: which calls they serve, for how long, what is thrown away, and the figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.block_mask import BlockMask
+from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment, values
+from comfy_sage2.sparsity.levels import LEVELS
+from comfy_sage2.sparsity.packed_blocks import PackedBlocks
+
+BLOCKS = 6
+CPU = torch.device("cpu")
+
+
+def attending(on: int, batch: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v of a head: each block of queries attends to one of keys, `on` blocks behind it."""
+    k = 8.0 * torch.eye(16)[:BLOCKS].repeat_interleave(128, 0).expand(batch, 1, -1, -1)
+    v = torch.randn(batch, 1, 128 * BLOCKS, 16, generator=torch.Generator().manual_seed(on))
+    return k.roll(-128 * on, 2), k, v
+
+
+def attended(on: int) -> torch.Tensor:
+    """The one active block of each block of queries of such a call."""
+    return torch.eye(BLOCKS, dtype=torch.bool).roll(on, 1)
+
+
+class Sampling:
+    """Calls of one sampling by `BlockChoices`."""
+
+    def __init__(self) -> None:
+        self.choices = BlockChoices(LEVELS["strong"])
+
+    def call(
+        self, step: int, on: int, evaluation: int = 0, layer: int = 0, least_skipped: float = 0.0, **key: Any
+    ) -> torch.Tensor | None:
+        """The active blocks, bool (BLOCKS, BLOCKS), of a call whose queries attend to keys `on` blocks behind."""
+        q, k, v = attending(on)
+        mask = self.choices.block_mask(
+            ChoiceKey.of(layer, q, k)._replace(**key),
+            Moment(step, evaluation),
+            q,
+            k,
+            v,
+            scale=0.25,
+            least_skipped=least_skipped,
+        )
+        return None if mask is None else mask.to_dense()[0, 0]
+
+    def serves(self, step: int, on: int, **call: Any) -> bool:
+        """Whether the blocks of a call that attends `on` blocks behind are those of another choice."""
+        active = self.call(step, on, **call)
+        assert active is not None
+        return not torch.equal(active, attended(on))
+
+
+def test_levels_are_bounds_of_relative_l2() -> None:
+    """Workflows name them."""
+    assert LEVELS == {"light": 0.02, "medium": 0.05, "strong": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("step", "evaluation", "serves"),
+    [(4, 0, False), (4, 1, True), (5, 0, True), (6, 0, False), (9, 0, False)],
+    ids=["another call of its moment", "a later evaluation", "the next step", "the step behind", "much later"],
+)
+def test_a_choice_serves_its_step_and_the_next_one(step: int, evaluation: int, serves: bool) -> None:
+    sampling = Sampling()
+    assert not sampling.serves(4, 1)
+    assert sampling.serves(step, 2, evaluation=evaluation) == serves
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"layer": 3},
+        {"q_shape": (2, 1, 768, 16)},
+        {"kv_length": 767},
+        {"device": torch.device("meta")},
+        {"entries": ("b", "a")},
+        {"changes": frozenset({("lora", 0.5)})},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_other_calls_choose_for_themselves(other: dict[str, Any]) -> None:
+    sampling = Sampling()
+    sampling.call(4, 1)
+    assert not sampling.serves(5, 2, **other)
+
+
+def test_calls_of_one_moment_that_look_the_same_share_a_union_later() -> None:
+    sampling = Sampling()
+    for on in (1, 2):
+        assert not sampling.serves(0, on)
+    active = sampling.call(1, 3)
+    assert active is not None and torch.equal(active, attended(1) | attended(2))
+
+
+def test_entries_of_a_batch_have_blocks_of_their_own() -> None:
+    q, k, v = (torch.cat(pair) for pair in zip(attending(1), attending(2), strict=True))
+    choices = BlockChoices(LEVELS["strong"])
+    for step in range(2):
+        mask = choices.block_mask(ChoiceKey.of(0, q, k, ("a", "b")), Moment(step), q, k, v, scale=0.25)
+        assert isinstance(mask, BlockMask)
+        assert torch.equal(mask.to_dense()[:, 0], torch.stack([attended(1), attended(2)]))
+
+
+@pytest.mark.parametrize(
+    ("steps", "chosen", "replaced"),
+    [
+        ([0, 1, 2, 1, 2, 3, 2, 3, 4], [0, 2, 1, 3, 2, 4], 5),  # as heunpp2 looks ahead
+        ([0, 1, 0, 1], [0, 0], 0),  # two latents, one after the other
+        ([0, 1, 2, 1, 2, 1, 2], [0, 2, 1, 1], 2),
+        ([0, 1, 2, 3, 1, 2], [0, 2, 1], 1),
+    ],
+    ids=str,
+)
+def test_a_sampler_that_goes_back_has_another_latent_unless_it_looked_ahead(
+    steps: list[int], chosen: list[int], replaced: int
+) -> None:
+    """No choice replaces one of another latent."""
+    sampling = Sampling()
+    for evaluation, step in enumerate(steps):
+        sampling.call(step, 1, evaluation=evaluation)
+    figures = sampling.choices.figures[0]
+    assert [moment.step for moment, _ in figures.errors] == chosen and len(figures.outdated) == replaced
+
+
+def test_blocks_of_another_latent_serve_no_call() -> None:
+    sampling = Sampling()
+    sampling.call(5, 1)
+    sampling.call(2, 2, layer=1)  # back in time by three
+    assert not sampling.serves(6, 2)
+
+
+def test_a_repeated_moment_is_forgotten_with_its_figures() -> None:
+    sampling = Sampling()
+    sampling.call(0, 1)
+    sampling.call(1, 1, layer=4)
+    sampling.choices.forget(Moment(1))
+    assert sampling.serves(1, 2) and not sampling.serves(2, 2, layer=4)
+    assert [len(sampling.choices.figures[layer].computed) for layer in (0, 4)] == [2, 1]
+
+
+def test_a_mask_of_an_earlier_step_that_would_not_pay_is_not_made() -> None:
+    sampling = Sampling()
+    skipped = 1.0 - torch.tensor(1 / BLOCKS).item()
+    assert sampling.call(0, 1, least_skipped=0.99) is not None, "whoever chooses does not wait for the share"
+    assert sampling.call(1, 1, least_skipped=skipped + 1e-6) is None
+    assert len(sampling.choices.figures[0].computed) == 1
+    assert sampling.call(1, 1, least_skipped=skipped) is not None
+
+
+def test_figures_of_choices_and_of_those_that_they_replace() -> None:
+    sampling = Sampling()
+    for step, on in ((0, 1), (1, 1), (2, 2)):
+        sampling.call(step, on)
+    figures = sampling.choices.figures[0]
+    assert values(figures.computed) == [[pytest.approx(1 / BLOCKS)]] * 3
+    assert len(figures.errors) == 2 and max(values(figures.errors))[0] < 0.1
+    ((outdated,),) = values(figures.outdated)
+    q, k, v = attending(2)
+    of_other_block = (q @ k.mT * 0.25).masked_fill(
+        ~attended(1).repeat_interleave(128, 0).repeat_interleave(128, 1), -1e9
+    )
+    exact = (q @ k.mT * 0.25).softmax(3) @ v
+    lost = of_other_block.softmax(3) @ v - exact
+    assert abs(outdated - (lost.norm() / exact.norm()).item()) < 0.2 < outdated
+
+
+def test_old_choices_go_so_that_windows_that_move_take_no_memory() -> None:
+    sampling = Sampling()
+    for step in range(9):
+        sampling.call(step, 1, entries=(str(step),))
+    assert len(sampling.choices._choices) <= 4
+    sampling.choices.clear()
+    assert not sampling.choices._choices and len(sampling.choices.figures[0].computed) == 9
+
+
+def test_blocks_of_wan_14b_take_70_megabytes() -> None:
+    blocks = -(-75600 // 128)
+    packed = PackedBlocks(torch.ones(1, 1, blocks, blocks, dtype=torch.bool))
+    assert 40 * 40 * packed._packed.numel() == pytest.approx(70e6, rel=0.02)
+
+
+@pytest.mark.parametrize("blocks", [1, 7, 8, 9, 133])
+def test_packed_blocks_come_back(blocks: int, fresh_seed: int) -> None:
+    active = torch.rand(2, 3, 5, blocks, generator=torch.Generator().manual_seed(fresh_seed)) < 0.3
+    packed = PackedBlocks(active)
+    assert torch.equal(packed.active(), active)
+    torch.testing.assert_close(packed.shares, active.float().mean(dim=(0, 2, 3)))
+    assert packed.skipped_share() == pytest.approx(1.0 - active.float().mean().item())

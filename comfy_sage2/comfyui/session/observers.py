@@ -1,10 +1,9 @@
-"""What looks at attention calls after they were computed: each sees every call of a pass, and changes none."""
+"""What looks at attention calls after they were computed: each observer sees every call, and changes none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
@@ -25,9 +24,9 @@ class Computed:
     """An attention call that was computed.
 
     Attributes:
-        call: has no q, k and v any more where `Observer.needs_inputs` did not ask for them, or `fallback` ran.
+        call: has let go of q, k and v where nobody measures quality, or `fallback` ran.
         site: where it stands.
-        model_pass: the pass that it is one of.
+        model_pass: its pass.
         fallback: what computes it by the attention that was there before.
         out: the output, in `call.layout` where a backend computed it, else in the form that the caller expects.
         decision: who computed it.
@@ -48,18 +47,10 @@ class Computed:
     timer: Timer
 
 
-class Observer(Protocol):
-    """Looks at calls. Several threads may call."""
-
-    def needs_inputs(self, decision: Decision, site: CallSite, model_pass: ModelPass) -> bool:
-        """Whether q, k and v of the call at `site`, which is served as `decision` says, are looked at afterwards."""
-        return False
-
-    def after(self, done: Computed) -> None:
-        """The call `done` was computed."""
+Observer = Callable[[Computed], None]  # several threads may call
 
 
-class EarlierNodes(Observer):
+class EarlierNodes:
     """Tells the nodes of this pack before this one of the calls that a backend served.
 
     They never see such calls, but number every call alike.
@@ -68,8 +59,7 @@ class EarlierNodes(Observer):
     def __init__(self, previous: Override | None) -> None:
         self._previous = previous
 
-    def after(self, done: Computed) -> None:
-        """See `Observer.after`."""
+    def __call__(self, done: Computed) -> None:
         if done.decision.plan is None:
             return
         session = getattr(self._previous, "session", None)
@@ -80,15 +70,14 @@ class EarlierNodes(Observer):
             session = getattr(session.previous, "session", None)
 
 
-class Downgrades(Observer):
+class Downgrades:
     """Tells the guard of layers whose output was not finite, and who computed the call again."""
 
     def __init__(self, guard: Guard, fallback_name: Callable[[AttentionCall], str]) -> None:
         self._guard = guard
         self._fallback_name = fallback_name
 
-    def after(self, done: Computed) -> None:
-        """See `Observer.after`."""
+    def __call__(self, done: Computed) -> None:
         if not done.broken:
             return
         again = done.decision.plan is not None
@@ -105,7 +94,7 @@ class Downgrades(Observer):
         self._guard.downgrade(failed)
 
 
-class Quality(Observer):
+class Quality:
     """Compares every call with full precision, and times ComfyUI's attention on calls that backends serve."""
 
     def __init__(self, record: Record, warn: Warn, *, times_comfyui: bool) -> None:
@@ -114,12 +103,7 @@ class Quality(Observer):
         self._warn = warn
         self._times_comfyui = times_comfyui
 
-    def needs_inputs(self, decision: Decision, site: CallSite, model_pass: ModelPass) -> bool:
-        """See `Observer.needs_inputs`."""
-        return True
-
-    def after(self, done: Computed) -> None:
-        """See `Observer.after`."""
+    def __call__(self, done: Computed) -> None:
         if done.decision.plan is not None:
             self._compare(done)
         if done.signature is not None and self._times_comfyui and self._record.lacks_comparison(done.signature):
@@ -130,8 +114,8 @@ class Quality(Observer):
         try:
             with memory.unrecorded():
                 tensors = (call.as_bhnd(done.out), *call.tensors("BHND"))
-                found = quality.measure(*tensors, scale=call.scale, mask=call.mask_4d())
-                self._record.add_agreement(done.site.layer, done.site.step, done.model_pass.keep(found))
+                agreement = quality.measure(*tensors, scale=call.scale, mask=call.mask_4d())
+                self._record.add_agreement(done.site.layer, done.site.step, done.model_pass.keep(agreement))
         except torch.cuda.OutOfMemoryError:  # the sampling itself has what it needs
             self._warn(
                 "the GPU has too little free memory to compare every call with full precision. The "
@@ -154,7 +138,7 @@ class Quality(Observer):
         self._record.add_comparison(signature, timer)
 
 
-class CallRecorder(Observer):
+class CallRecorder:
     """Writes every call into the record of the sampling."""
 
     def __init__(self, record: Record, previous_owner: Callable[[], str | None]) -> None:
@@ -162,8 +146,7 @@ class CallRecorder(Observer):
         self._record = record
         self._previous_owner = previous_owner
 
-    def after(self, done: Computed) -> None:
-        """See `Observer.after`."""
+    def __call__(self, done: Computed) -> None:
         decision, signature, owner = done.decision, done.signature, self._previous_owner()
         if decision.plan is None and owner is not None:
             signature = None  # the time says nothing about the attention that the model has without nodes

@@ -17,7 +17,6 @@ from ..adapter.attention_call import AttentionCall, Fallback
 from . import guard, model_passes
 from .dispatcher import Dispatcher
 from .model_passes import ModelPass
-from .observers import Observer
 from .record import Decision
 
 log = logging.getLogger("comfy_sage2")
@@ -41,18 +40,20 @@ class Runner:
         site: CallSite,
         model_pass: ModelPass,
         fallback: Fallback,
-        observers: Sequence[Observer] = (),
+        *,
+        keeps_inputs: bool = False,
     ) -> tuple[torch.Tensor, Decision, Sequence[str]]:
         """`Computed.out`, `Computed.decision` and `Computed.broken` of `call`.
 
         It is computed as `decision` says; by `fallback` when no backend is to, or it fails, or the guard objects. Where
-        the guard objects a more exact mode is tried before. `observers` may want to see q, k and v afterwards: then
-        they are kept.
+        the guard objects a more exact mode is tried before. keeps_inputs: q, k and v are looked at afterwards.
         """
         broken: list[str] = []
         while decision.plan is not None:
             try:
-                out, decision = self._by_plan(call, decision, site, model_pass, observers, all_blocks=bool(broken))
+                out, decision = self._by_plan(
+                    call, decision, site, model_pass, keeps_inputs=keeps_inputs, all_blocks=bool(broken)
+                )
             except NotFinite:
                 broken.append(decision.label)
                 decision = self._dispatcher.more_exact(call, decision) or Decision(reason=guard.RECOMPUTED)
@@ -74,8 +75,8 @@ class Runner:
         decision: Decision,
         site: CallSite,
         model_pass: ModelPass,
-        observers: Sequence[Observer],
         *,
+        keeps_inputs: bool,
         all_blocks: bool,
     ) -> tuple[torch.Tensor, Decision]:
         """The output in `call.layout`, and how it was made; raises NotFinite when the guard finds it broken at once.
@@ -98,8 +99,8 @@ class Runner:
             if (
                 call.containers
                 and not looks
+                and not keeps_inputs
                 and not has_observer(call.q, call.k, call.v, optional.attn_mask)
-                and not any(observer.needs_inputs(decision, site, model_pass) for observer in observers)
             ):
                 attend = plan.prequantize(*call.tensors(), optional)
                 if attend is not None:

@@ -157,15 +157,17 @@ class Session:
         site = self._call_site(call, model_pass, options or {})
         chosen = self.dispatcher.choose(call, site)
         work, timer = self._work_of(call), self._start_timer(call.q.device)
-        out, decision, broken = self._runner.run(call, chosen, site, model_pass, fallback, self._observers)
+        out, decision, broken = self._runner.run(
+            call, chosen, site, model_pass, fallback, keeps_inputs=self.measures_quality
+        )
         timer.stop()
         # Layers whose file asks for another attention are compared with another one.
         signature: Hashable | None = work if work is None or call.declared is None else (work, call.declared)
         if broken or (decision.plan is None and chosen.plan is not None):
             signature = None  # computed twice, or a backend tried
         done = Computed(call, site, model_pass, fallback, out, decision, broken, signature, timer)
-        for observer in self._observers:
-            observer.after(done)
+        for observe in self._observers:
+            observe(done)
         if len(model_pass.calls) == self._expected_calls and model_passes.can_read_back(out.device):
             model_pass.copy_flag()
         return out if decision.plan is None else call.output(out)

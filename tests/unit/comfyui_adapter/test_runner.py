@@ -15,7 +15,6 @@ from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.session import guard
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.model_passes import ModelPass
-from comfy_sage2.comfyui.session.observers import Computed, Observer
 from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.runner import Runner
 from comfy_sage2.options import EXACT, AttentionOptions
@@ -80,20 +79,6 @@ class Steps(Dispatcher):
         return self.more.pop(0).decision if self.more else None
 
 
-class Looking(Observer):
-    """Wants q, k and v in some modes."""
-
-    def __init__(self, *modes: str) -> None:
-        self.modes = modes
-
-    def needs_inputs(self, decision: Decision, site: CallSite, model_pass: ModelPass) -> bool:
-        assert decision.options is not None and site is SITE
-        return decision.options.mode in self.modes
-
-    def after(self, done: Computed) -> None:
-        raise AssertionError("the runner tells nobody")
-
-
 def a_call(*, held: bool = False, **changes: Any) -> AttentionCall:
     tensors = [torch.randn(1, 8, 32) for _ in range(3)]
     if held:
@@ -106,12 +91,16 @@ def a_pass() -> ModelPass:
     return ModelPass(session, 0, {})
 
 
-def run(dispatcher: Dispatcher, call: AttentionCall, plan: Plan, *observers: Observer, model_pass: Any = None) -> Any:
+def run(
+    dispatcher: Dispatcher, call: AttentionCall, plan: Plan, *, keeps_inputs: bool = False, model_pass: Any = None
+) -> Any:
     def fallback() -> torch.Tensor:
         assert call.is_released, "whoever else holds q, k and v decides when they are freed"
         return FALLEN_BACK
 
-    return Runner(dispatcher).run(call, plan.decision, SITE, model_pass or a_pass(), fallback, observers)
+    return Runner(dispatcher).run(
+        call, plan.decision, SITE, model_pass or a_pass(), fallback, keeps_inputs=keeps_inputs
+    )
 
 
 NAN = float("nan")
@@ -164,9 +153,7 @@ def test_an_error_is_the_fallbacks(error: Exception, caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING, "comfy_sage2"):
         for _ in range(2):
             call = a_call()
-            out, decision, broken = runner.run(
-                call, Plan(error).decision, SITE, a_pass(), lambda: FALLEN_BACK, [Looking("8b")]
-            )
+            out, decision, broken = runner.run(call, Plan(error).decision, SITE, a_pass(), lambda: FALLEN_BACK)
             assert out is FALLEN_BACK and call.is_released and broken == []
             assert decision.backend is None and decision.reason == "[SA-310] kernel failed: no image\\nhere"
     assert len(caplog.records) == 1
@@ -228,8 +215,7 @@ class TestContainers:
             call.k = call.k.as_subclass(Tagged)
         if who == "a mask's class":
             call.mask = torch.zeros(8, 8).as_subclass(Tagged)
-        observers = (Looking("8b"),) if who == "an observer" else (Looking("4b"),)
-        run(Steps(checks=who == "the guard"), call, plan, *observers)
+        run(Steps(checks=who == "the guard"), call, plan, keeps_inputs=who == "an observer")
         assert plan.asked == ["run"] and asked == [plan] and not call.is_released
 
 

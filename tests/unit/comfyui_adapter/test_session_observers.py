@@ -96,7 +96,7 @@ class TestEarlierNodes:
         passes = [a_pass(), a_pass(), a_pass()]
         name = passes[2].next_call(HEAD_DIM, "block 7", True)
         with model_passes.running(0, passes[0]), model_passes.running(1, passes[1]):
-            EarlierNodes(second).after(done(by_kernel(), model_pass=passes[2]))
+            EarlierNodes(second)(done(by_kernel(), model_pass=passes[2]))
         for override, model_pass in zip((first, second), passes, strict=False):
             assert [layer.name for layer in model_pass.calls] == [name] and model_pass.calls[0].head_dim == HEAD_DIM
             assert override.session.record.layer_numbers["another"] == 1, "the name has the number 0"
@@ -106,14 +106,14 @@ class TestEarlierNodes:
         earlier, model_pass = a_pass(), a_pass()
         model_pass.next_call(HEAD_DIM, None, True)
         with model_passes.running(0, earlier):
-            EarlierNodes(first).after(done(LEFT, model_pass=model_pass))
+            EarlierNodes(first)(done(LEFT, model_pass=model_pass))
         assert earlier.calls == []
 
     @pytest.mark.parametrize("previous", [None, no_fallback])
     def test_another_packs_override_or_none(self, previous: Any) -> None:
         model_pass = a_pass()
         model_pass.next_call(HEAD_DIM, None, True)
-        EarlierNodes(previous).after(done(by_kernel(), model_pass=model_pass))
+        EarlierNodes(previous)(done(by_kernel(), model_pass=model_pass))
         assert len(model_pass.calls) == 1
 
     def test_a_node_that_is_in_no_pass_counts_nothing(self) -> None:
@@ -121,7 +121,7 @@ class TestEarlierNodes:
         model_pass, running = a_pass(), a_pass()
         model_pass.next_call(HEAD_DIM, None, True)
         with model_passes.running(0, running):
-            EarlierNodes(second).after(done(by_kernel(), model_pass=model_pass))
+            EarlierNodes(second)(done(by_kernel(), model_pass=model_pass))
         assert len(running.calls) == 1 and second.session.record.layer_numbers["call 0"] == 0
         assert first.session.record.layer_numbers["another"] == 1
 
@@ -129,7 +129,7 @@ class TestEarlierNodes:
 class TestDowngrades:
     def told(self, decision: Decision, **changes: Any) -> tuple[guard.Downgrade, ...]:
         checks = guard.Guard()
-        Downgrades(checks, lambda call: "the node before").after(done(decision, **changes))
+        Downgrades(checks, lambda call: "the node before")(done(decision, **changes))
         return checks.downgrades
 
     def test_nothing_is_said_of_a_call_that_was_whole(self) -> None:
@@ -158,20 +158,19 @@ class TestQuality:
 
     def test_every_call_of_a_backend_is_compared(self) -> None:
         observer, record, _ = self.observer(served=0)
-        assert observer.needs_inputs(by_kernel(), SITE, a_pass())
-        observer.after(done(by_kernel()))
+        observer(done(by_kernel()))
         found = record.summary().agreement
         assert list(found) == [(0, 2)] and found[0, 2].cosine > 0.99999 and found[0, 2].relative_l1 < 1e-5
         call = a_call()
         out = exact(call)
         call.release()
-        observer.after(done(LEFT, call=call, out=out))
+        observer(done(LEFT, call=call, out=out))
         assert list(record.summary().agreement) == [(0, 2)]
 
     def test_autocast_does_not_blur_what_is_compared_with(self) -> None:
         observer, record, _ = self.observer(served=0)
         with torch.autocast("cpu", torch.bfloat16):
-            observer.after(done(by_kernel()))
+            observer(done(by_kernel()))
         assert record.summary().agreement[0, 2].relative_l1 < 1e-5
 
     @pytest.mark.parametrize(
@@ -187,12 +186,12 @@ class TestQuality:
             calls.append(1)
             return torch.ones(1, 40, 32)
 
-        observer.after(done(by_kernel(), fallback=fallback))
+        observer(done(by_kernel(), fallback=fallback))
         assert len(calls) == asked and (record.summary().speed is not None) is bool(asked)
 
     def test_work_that_nobody_times(self) -> None:
         observer, _, _ = self.observer()
-        observer.after(done(by_kernel(), signature=None))
+        observer(done(by_kernel(), signature=None))
 
     @pytest.mark.parametrize("what", ["measure", "fallback"])
     def test_without_memory_the_sampling_goes_on(self, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
@@ -202,9 +201,9 @@ class TestQuality:
         observer, record, warnings = self.observer()
         if what == "measure":
             monkeypatch.setattr(quality, "measure", full)
-            observer.after(done(by_kernel(), signature=None))
+            observer(done(by_kernel(), signature=None))
         else:
-            observer.after(done(by_kernel(), fallback=full))
+            observer(done(by_kernel(), fallback=full))
         assert len(warnings) == 1 and record.summary().speed is None
 
 
@@ -213,7 +212,7 @@ class TestRecorder:
         record = Record()
         record.begin_sampling(4)
         record.add(1, 0, by_kernel(), NO_TIMER, signature=WORK)
-        CallRecorder(record, lambda: owner).after(done(decision, **changes))
+        CallRecorder(record, lambda: owner)(done(decision, **changes))
         return record
 
     def test_a_call_of_a_backend(self) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import compileall
+import fcntl
+import hashlib
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -65,34 +69,60 @@ def compiler() -> None:
         pytest.skip("needs g++ on Linux to compile csrc/")
 
 
+@contextmanager
+def compiled_once(name: str) -> Iterator[tuple[Path, bool]]:
+    """The folder of a build of these sources by this Python, and whether the block has to make it.
+
+    All processes and later runs have the same one: compiling takes a minute.
+    """
+    sources = sorted((*CSRC.rglob("*.cpp"), *CSRC.rglob("*.h"), *NATIVE.iterdir()))
+    state = hashlib.sha256(repr((sys.version, definitions(), [path.read_bytes() for path in sources])).encode())
+    builds = ROOT / "build" / "tests"
+    builds.mkdir(parents=True, exist_ok=True)
+    folder = builds / f"{name}-{state.hexdigest()[:16]}"
+    with (builds / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        complete = folder / "complete"
+        if complete.exists():
+            yield folder, False
+            return
+        for earlier in builds.glob(f"{name}-*"):
+            shutil.rmtree(earlier)
+        folder.mkdir()
+        yield folder, True
+        complete.touch()
+
+
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> Path:
+def built(compiler: None) -> Path:
     """A folder with the objects that every module has, the module "package" of native/launch.cpp, and the drivers."""
     pybind11 = pytest.importorskip("pybind11")
-    folder = tmp_path_factory.mktemp("binding")
-    includes = ["-I", sysconfig.get_path("include"), "-I", pybind11.get_include(), "-I", str(CSRC)]
-    for source in kernel_table.SHARED_SOURCES:
-        compile_native(folder / f"{source}.o", *includes, *definitions(), "-c", str(CSRC / source))
-    objects = [str(folder / f"{source}.o") for source in kernel_table.SHARED_SOURCES if source != "families.cpp"]
-    (folder / "package").mkdir()
-    own = ["-shared", "-I", str(CSRC), *objects, str(NATIVE / "launch.cpp")]
-    compile_native(folder / "package" / MODULE, *own, "-ldl")
-    drivers = {"driver": [], "old_driver": ["-DOLD_DRIVER"], "without_replacing": ["-DNO_REPLACING"]}
-    for name, defines in drivers.items():
-        (folder / name).mkdir()
-        visible = ["-shared", "-fvisibility=default", *defines, str(NATIVE / "fake_driver.cpp")]
-        compile_native(folder / name / "libcuda.so.1", *visible)
+    with compiled_once("binding") as (folder, is_new):
+        if not is_new:
+            return folder
+        includes = ["-I", sysconfig.get_path("include"), "-I", pybind11.get_include(), "-I", str(CSRC)]
+        for source in kernel_table.SHARED_SOURCES:
+            compile_native(folder / f"{source}.o", *includes, *definitions(), "-c", str(CSRC / source))
+        objects = [str(folder / f"{source}.o") for source in kernel_table.SHARED_SOURCES if source != "families.cpp"]
+        (folder / "package").mkdir()
+        own = ["-shared", "-I", str(CSRC), *objects, str(NATIVE / "launch.cpp")]
+        compile_native(folder / "package" / MODULE, *own, "-ldl")
+        drivers = {"driver": [], "old_driver": ["-DOLD_DRIVER"], "without_replacing": ["-DNO_REPLACING"]}
+        for name, defines in drivers.items():
+            (folder / name).mkdir()
+            visible = ["-shared", "-fvisibility=default", *defines, str(NATIVE / "fake_driver.cpp")]
+            compile_native(folder / name / "libcuda.so.1", *visible)
     return folder
 
 
 @pytest.fixture(scope="session")
 def host(built: Path) -> Path:
     """The folder of the host module of csrc/, for the images of every architecture."""
-    folder = built / "host"
-    folder.mkdir()
-    objects = [str(built / f"{source}.o") for source in kernel_table.SHARED_SOURCES]
-    sources = [str(CSRC / source) for of_family in kernel_table.families().values() for source in of_family]
-    compile_native(folder / MODULE, "-shared", "-I", str(CSRC), *objects, *sources, "-ldl")
+    with compiled_once("host") as (folder, is_new):
+        if is_new:
+            objects = [str(built / f"{source}.o") for source in kernel_table.SHARED_SOURCES]
+            sources = [str(CSRC / source) for of_family in kernel_table.families().values() for source in of_family]
+            compile_native(folder / MODULE, "-shared", "-I", str(CSRC), *objects, *sources, "-ldl")
     return folder
 
 

@@ -24,7 +24,7 @@ from .constraints import (
     option_is,
 )
 from .kernel_call import KernelCall
-from .self_test_comparison import Variant
+from .self_test_calls import Variant
 
 # Where nobody measured what lists cost: the mma.sync kernels only follow links, and making the lists takes some time.
 _LEAST_SKIPPED = {"8b": 0.05, "4b": 0.05, "precise": 0.05}

@@ -18,8 +18,8 @@ from ..autotune.cache_file import user_cache_file
 from ..kernels import loader
 from ..options import AUTO, FLOAT_PV
 from ..text import error_text
-from . import self_test_run
-from .self_test_comparison import Variant
+from . import self_test_calls
+from .self_test_calls import Variant
 
 log = logging.getLogger("comfy_sage2")
 
@@ -55,8 +55,8 @@ class TestResult:
             return f"failed: {self.reason}"
         if not self.calls:
             return "passed earlier with this GPU, driver and module"
-        others = "".join(f"; without pv {pv}: {reason}" for pv, reason in self.failed.items())
-        return f"passed: {self.calls} calls within their bounds in {1000 * self.seconds:.0f} ms{others}"
+        failures = "".join(f"; without pv {pv}: {reason}" for pv, reason in self.failed.items())
+        return f"passed: {self.calls} calls within their bounds in {1000 * self.seconds:.0f} ms{failures}"
 
 
 def reason_against(architecture: str, index: int | None, variants: Sequence[Variant]) -> str | None:
@@ -67,7 +67,8 @@ def reason_against(architecture: str, index: int | None, variants: Sequence[Vari
     place = (architecture, _device_index(index))
     with _lock:
         if place not in _results:
-            result = None if torch.cuda.is_current_stream_capturing() else _result(*place, variants)
+            is_capturing = torch.cuda.is_current_stream_capturing()
+            result = None if is_capturing else _remembered(*place, variants) or _tested(*place, variants)
             if result is None:
                 _postponed.add(place)
                 return None
@@ -94,7 +95,7 @@ def is_postponed(architecture: str, index: int | None) -> bool:
 def test_now(architecture: str, index: int, variants: Sequence[Variant]) -> TestResult:
     """Test the module whatever is remembered of it. RuntimeError while the GPU has no memory for it."""
     with _lock:
-        result = _tested(architecture, index, variants, _key(architecture, index, variants))
+        result = _tested(architecture, index, variants)
         if result is None:
             raise RuntimeError("[SA-113] the GPU has too little free memory for the self-test: free some and try again")
         _results[architecture, index] = result
@@ -103,68 +104,6 @@ def test_now(architecture: str, index: int, variants: Sequence[Variant]) -> Test
 
 def _device_index(index: int | None) -> int:
     return torch.cuda.current_device() if index is None else index
-
-
-def _result(architecture: str, index: int, variants: Sequence[Variant]) -> TestResult | None:
-    """The result that is remembered, or that of a test; None when the test could not be made."""
-    key = _key(architecture, index, variants)
-    kept = None if key is None else user_cache_file().get(key)
-    if kept is not None and kept.get("passed") is True:
-        return TestResult(None, 0, 0.0)
-    return _tested(architecture, index, variants, key)
-
-
-def _tested(
-    architecture: str, index: int, variants: Sequence[Variant], key: dict[str, str] | None
-) -> TestResult | None:
-    """The result of a test, remembered under `key` when it was passed; None without the memory for it."""
-    started = time.perf_counter()
-    calls = 0
-    failed: dict[str | None, str] = {}
-    try:
-        for pv in dict.fromkeys(_optional_format(variant) for variant in variants):
-            of_format = [variant for variant in variants if _optional_format(variant) == pv]
-            count, found = _run(architecture, index, of_format)
-            calls += count
-            if found is not None:
-                failed[pv] = found
-    except torch.cuda.OutOfMemoryError:  # tested when there is more
-        return None
-    if key is not None:
-        user_cache_file().put(key, {"passed": not failed})
-    reason = failed.pop(None, None)
-    if reason is not None:
-        reason = (
-            f"[SA-113] the self-test of these kernels failed on this GPU: {reason}. The pack does not use them "
-            "here. Update the driver and the pack, and report it if that does not help"
-        )
-        log.warning("SageAttention2: %s: %s", architecture, reason)
-    formats = {
-        pv: f"[SA-113] the self-test of pv {pv} failed on this GPU: {found}. The kernels use another format for "
-        "the product of P and V. Update the driver and the pack, and report it if that does not help"
-        for pv, found in failed.items()
-        if pv is not None
-    }
-    for found in formats.values():
-        log.warning("SageAttention2: %s: %s", architecture, found)
-    return TestResult(reason, calls, time.perf_counter() - started, formats)
-
-
-def _optional_format(variant: Variant) -> str | None:
-    """The format of P and V in whose place another can serve, or None."""
-    return None if variant.pv in (AUTO, *FLOAT_PV) else variant.pv
-
-
-def _run(architecture: str, index: int, variants: Sequence[Variant]) -> tuple[int, str | None]:
-    """How many calls of `variants` were compared, and what was wrong with them."""
-    try:
-        with torch.cuda.device(index):
-            found = self_test_run.run(loader.load(architecture), torch.device("cuda", index), variants)
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except (RuntimeError, ValueError) as error:
-        return 0, error_text(error)
-    return found.calls, found.reason
 
 
 def _key(architecture: str, index: int, variants: Sequence[Variant]) -> dict[str, str] | None:
@@ -179,3 +118,51 @@ def _key(architecture: str, index: int, variants: Sequence[Variant]) -> dict[str
         "module": loader.fingerprint(architecture),
         "variants": "; ".join(variant.text for variant in variants),
     }
+
+
+def _remembered(architecture: str, index: int, variants: Sequence[Variant]) -> TestResult | None:
+    key = _key(architecture, index, variants)
+    value = None if key is None else user_cache_file().get(key)
+    return TestResult(None, 0, 0.0) if value is not None and value.get("passed") is True else None
+
+
+def _tested(architecture: str, index: int, variants: Sequence[Variant]) -> TestResult | None:
+    """The result of a test, remembered when it was passed; None without the memory for it."""
+    started = time.perf_counter()
+    # By the format of P and V in whose place another can serve, or None.
+    by_format: dict[str | None, list[Variant]] = {}
+    for variant in variants:
+        by_format.setdefault(None if variant.pv in (AUTO, *FLOAT_PV) else variant.pv, []).append(variant)
+    calls = 0
+    failed: dict[str | None, str] = {}
+    for pv, of_format in by_format.items():
+        try:
+            with torch.cuda.device(index):
+                result = self_test_calls.run(loader.load(architecture), torch.device("cuda", index), of_format)
+        except torch.cuda.OutOfMemoryError:  # tested when there is more
+            return None
+        except (RuntimeError, ValueError) as error:
+            failed[pv] = error_text(error)
+            continue
+        calls += result.calls
+        if result.reason is not None:
+            failed[pv] = result.reason
+    key = _key(architecture, index, variants)
+    if key is not None:
+        user_cache_file().put(key, {"passed": not failed})
+    reasons = {pv: _failure(pv, problem) for pv, problem in failed.items()}
+    for text in reasons.values():
+        log.warning("SageAttention2: %s: %s", architecture, text)
+    reason = reasons.pop(None, None)
+    formats = {pv: text for pv, text in reasons.items() if pv is not None}
+    return TestResult(reason, calls, time.perf_counter() - started, formats)
+
+
+def _failure(pv: str | None, problem: str) -> str:
+    tested, consequence = "these kernels", "The pack does not use them here"
+    if pv is not None:
+        tested, consequence = f"pv {pv}", "The kernels use another format for the product of P and V"
+    return (
+        f"[SA-113] the self-test of {tested} failed on this GPU: {problem}. {consequence}. Update the driver and the "
+        "pack, and report it if that does not help"
+    )

@@ -18,7 +18,7 @@ from unit.core.reference_module import RUN_ARGUMENTS
 
 from comfy_sage2 import machine
 from comfy_sage2.autotune import cache_file
-from comfy_sage2.backends import self_test, self_test_cases, self_test_comparison, self_test_run
+from comfy_sage2.backends import self_test, self_test_calls
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.kernels import loader
 
@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 each_module = pytest.mark.parametrize("name", [kernels.name for kernels in KERNELS])
 
 
-def falsified_run(name: str, module: Any) -> self_test_comparison.Result:
-    return self_test_run.run(module, torch.device("cuda", torch.cuda.current_device()), backend(name).variants)
+def falsified_run(name: str, module: Any) -> self_test_calls.Result:
+    return self_test_calls.run(module, torch.device("cuda", torch.cuda.current_device()), backend(name).variants)
 
 
 @each_module
@@ -41,8 +41,8 @@ def test_a_right_module_passes(name: str) -> None:
     result = self_test.test_now(name, torch.cuda.current_device(), variants)
     assert result.reason is None
     in_precise = sum(variant.mode == "precise" for variant in variants)
-    of_float32 = sum(case.dtype == torch.float32 for case in self_test_cases.CASES)
-    assert result.calls == len(self_test_cases.CASES) * len(variants) - in_precise * of_float32
+    of_float32 = sum(case.dtype == torch.float32 for case in self_test_calls.CASES)
+    assert result.calls == len(self_test_calls.CASES) * len(variants) - in_precise * of_float32
     started = time.perf_counter()
     again = self_test.test_now(name, torch.cuda.current_device(), variants)
     print(f"{name}: {result.text}; again {1000 * again.seconds:.0f} of {1000 * (time.perf_counter() - started):.0f} ms")
@@ -52,9 +52,9 @@ def test_a_right_module_passes(name: str) -> None:
 def test_results_keep_away_from_their_bounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for bounds in ("BOUNDS", "LSE_BOUNDS"):
         monkeypatch.setattr(
-            self_test_comparison,
+            self_test_calls,
             bounds,
-            {mode: 0.9 * bound for mode, bound in getattr(self_test_comparison, bounds).items()},
+            {mode: 0.9 * bound for mode, bound in getattr(self_test_calls, bounds).items()},
         )
     assert falsified_run(name, loader.load(backend(name).name)).reason is None
 
@@ -70,7 +70,7 @@ def test_a_pass_is_remembered_for_this_gpu_and_driver(
     index = torch.cuda.current_device()
     assert self_test.reason_against(name, index, chosen.variants) is None
     self_test._results.clear()
-    monkeypatch.setattr(self_test_run, "run", None)  # not called again
+    monkeypatch.setattr(self_test_calls, "run", None)  # not called again
     assert self_test.reason_against(name, index, chosen.variants) is None
 
 
@@ -223,8 +223,8 @@ PATCHED = """
 import lzma, struct, sys
 from pathlib import Path
 import torch
-from comfy_sage2.backends import self_test_run
-from comfy_sage2.kernels import loader
+from comfy_sage2.backends import self_test_calls
+from comfy_sage2.kernels import contents, loader
 from tests.gpu.builds import backend
 
 name, kind = sys.argv[1:]
@@ -234,7 +234,7 @@ if hasattr(module, "__path__"):
     packed = Path(module.__path__[0]).glob("*.cubin.xz")
     images |= {path.name.removesuffix(".cubin.xz"): lzma.decompress(path.read_bytes()) for path in packed}
 else:
-    images = loader._unpack_bundled(name).images.cubins
+    images = contents.read_images(loader.bundled_wheels(name)[0])[1]
 add = getattr(module, "_kernels", module).add_cubin  # of an installed module, or of a bundled one
 changed = 0
 for cubin, image in images.items():
@@ -243,7 +243,7 @@ for cubin, image in images.items():
         changed += image.count(found)
         add(cubin, image.replace(found, other))
 assert changed, f"no image of {name} that begins with {kind} holds log2(e)"
-result = self_test_run.run(module, torch.device("cuda", 0), backend(name).variants)
+result = self_test_calls.run(module, torch.device("cuda", 0), backend(name).variants)
 print("REASON", result.reason)
 """
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from comfy_sage2.backends import block_selection, self_test
-from comfy_sage2.backends.self_test_comparison import Variant
+from comfy_sage2.backends.self_test_calls import Variant
 from comfy_sage2.kernels import loader
 
 GPU = torch.device("cuda", 3)

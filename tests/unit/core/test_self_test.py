@@ -14,9 +14,9 @@ from declared_modules import declared_module
 
 from comfy_sage2 import machine as machine_facts
 from comfy_sage2.autotune import cache_file
-from comfy_sage2.backends import kernels, self_test, self_test_run
+from comfy_sage2.backends import kernels, self_test, self_test_calls
 from comfy_sage2.backends.kernels import KernelBackend
-from comfy_sage2.backends.self_test_comparison import Result, Variant
+from comfy_sage2.backends.self_test_calls import Result, Variant
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.request import AttentionRequest
@@ -59,7 +59,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     found = Machine(tmp_path)
     monkeypatch.setattr(cache_file, "user_cache", lambda: found.folder)
     monkeypatch.setattr(machine_facts, "loaded_driver", lambda: found.driver)
-    monkeypatch.setattr(self_test_run, "run", found.run)
+    monkeypatch.setattr(self_test_calls, "run", found.run)
     monkeypatch.setattr(loader, "load", declared_module)
     monkeypatch.setattr(loader, "fingerprint", lambda architecture: found.module)
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
@@ -116,7 +116,7 @@ def test_a_module_that_fails_is_not_used_and_tested_again_by_the_next_process(ma
     backend, request = KernelBackend("sm90", ((9, 0),)), request_of_hopper()
     reason = backend.reason_against(request)
     assert reason is not None
-    assert reason.startswith(f"[SA-113] the self-test of these kernels failed on this GPU: {WRONG} (2 of 6 findings)")
+    assert reason.startswith(f"[SA-113] the self-test of these kernels failed on this GPU: {WRONG} (2 of 6 calls)")
     assert backend.reason_against(request) == reason
     assert len(machine.asked) == 1
     machine.restart()
@@ -262,9 +262,9 @@ def test_a_format_that_fails_is_replaced(machine: Machine, monkeypatch: pytest.M
         asked.append(tuple(tested))
         if any(variant.pv == "int8" for variant in tested):
             raise RuntimeError("cuModuleLoadData failed")
-        return Result(6)
+        return Result(6, [])
 
-    monkeypatch.setattr(self_test_run, "run", run)
+    monkeypatch.setattr(self_test_calls, "run", run)
     assert machine.reason(variants=variants) is None
     assert asked == [variants[:1], variants[1:]]
     (found,) = self_test.failed_formats("sm90", 0).values()

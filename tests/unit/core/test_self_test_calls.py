@@ -1,0 +1,226 @@
+"""The calls with known results, put to the reference in a kernel module's place and to modules with a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from reference_module import ReferenceModule, lists_of, tensor_at
+
+from comfy_sage2.backends import kernel_call, self_test_calls
+from comfy_sage2.backends.self_test_calls import CASES, Result, Variant, run
+from comfy_sage2.options import MODES
+
+EIGHT = (Variant("8b", "fp32"),)
+EVERY_MODE = tuple(Variant(mode, "fp32") for mode in MODES)
+LISTS = "head_dim 64, block masks with invalid entries"
+CAUSAL_LISTS = "head_dim 128, causal block masks for all heads"
+
+
+@pytest.fixture(autouse=True)
+def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_call, "current_stream", lambda device: 7)
+
+
+def put(module: Any, variants: tuple[Variant, ...] = EIGHT) -> Result:
+    return run(module, torch.device("cpu"), variants)
+
+
+def wrong_cases(result: Result) -> list[str]:
+    return [text.partition(" (")[0] for text in result.wrong]
+
+
+class Changed(ReferenceModule):
+    """A module that falsifies its calls by `fault`."""
+
+    def __init__(self, fault: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__()
+        self.change = fault
+
+
+class Spoiled(ReferenceModule):
+    """A module that falsifies its outputs by `fault`."""
+
+    def __init__(self, fault: Callable[[torch.Tensor, dict[str, Any]], None]) -> None:
+        super().__init__()
+        self.spoil = fault
+
+
+def test_the_reference_passes_in_every_variant() -> None:
+    module = ReferenceModule()
+    variants = tuple(Variant(mode, accumulator) for mode in MODES for accumulator in ("fp32", "fp16"))
+    before = torch.random.get_rng_state()
+    calls = len(CASES) * len(variants) - 2  # mode precise takes no float32, with either accumulator
+    assert put(module, variants) == Result(calls, []) and module.calls == calls
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_each_mode_has_bounds_that_are_not_far_above_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert self_test_calls.BOUNDS.keys() == self_test_calls.LSE_BOUNDS.keys() == set(MODES)
+    monkeypatch.setattr(self_test_calls, "BOUNDS", {mode: 0.6 * b for mode, b in self_test_calls.BOUNDS.items()})
+    wrong = put(ReferenceModule(), EVERY_MODE).wrong
+    assert all(any(f"({mode}, " in text for text in wrong) for mode in MODES)
+
+
+def test_a_wrong_softmax_scale_is_found() -> None:
+    reason = put(Changed(lambda fields: fields.update(scale=fields["scale"] * 2.0))).reason
+    assert reason is not None
+    assert reason.startswith("head_dim 64, ragged lengths (8b, FP32 accumulators): relative L1 ")
+    assert "at most 0.05 expected" in reason and reason.endswith(f" of {len(CASES)} calls)")
+
+
+def without_step(name: str, fields: dict[str, Any]) -> None:
+    fields[name] = 0
+
+
+@pytest.mark.parametrize("name", ["q_head_stride", "k_head_stride", "v_head_stride", "out_head_stride"])
+def test_wrong_strides_are_found(name: str) -> None:
+    assert put(Changed(partial(without_step, name))).wrong
+
+
+def test_a_mask_or_causality_that_is_left_out_is_found() -> None:
+    assert wrong_cases(put(Changed(lambda fields: fields.update(mask_element=0)))) == [
+        case.name for case in CASES if case.mask
+    ]
+    assert wrong_cases(put(Changed(lambda fields: fields.update(causal=False)))) == [
+        case.name for case in CASES if case.options.is_causal
+    ]
+
+
+def with_counts(fields: dict[str, Any], change: Callable[[torch.Tensor], object]) -> None:
+    """Give the call lists of its own whose counts are changed."""
+    lists = lists_of(fields)
+    if lists is not None:
+        fields["own"] = lists.clone().contiguous()  # for as long as the call
+        change(fields["own"][..., 0])
+        stride = fields["own"].stride()
+        fields.update(block_mask=fields["own"].data_ptr())
+        fields.update(block_mask_batch_stride=stride[0], block_mask_head_stride=stride[1])
+
+
+def ignored(fields: dict[str, Any]) -> None:
+    fields.pop("block_mask_key_blocks", None)
+
+
+def past_the_count(fields: dict[str, Any]) -> None:
+    with_counts(fields, lambda counts: counts.fill_(fields["block_mask_key_blocks"]))
+
+
+def one_short(fields: dict[str, Any]) -> None:
+    with_counts(fields, lambda counts: counts.sub_(1))
+
+
+def of_the_first_head(fields: dict[str, Any]) -> None:
+    fields.update(block_mask_head_stride=0)
+
+
+def a_block_late(fields: dict[str, Any]) -> None:
+    """The lists of the next block of queries, in the memory of these lists."""
+    with_counts(fields, lambda counts: None)
+    if "own" in fields:
+        fields["own"].copy_(fields["own"].roll(-1, 2))
+
+
+def without_note(fields: dict[str, Any]) -> None:
+    fields.update(invalid_blocks=0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "cases"),
+    [
+        (ignored, [LISTS, CAUSAL_LISTS]),
+        (past_the_count, [LISTS, CAUSAL_LISTS]),
+        (one_short, [LISTS, CAUSAL_LISTS]),
+        (of_the_first_head, [LISTS]),
+        (a_block_late, [LISTS, CAUSAL_LISTS]),
+        (without_note, [LISTS]),
+    ],
+)
+def test_lists_that_are_not_followed_are_found(
+    fault: Callable[[dict[str, Any]], None], cases: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(self_test_calls, "CASES", [case for case in CASES if case.lists])
+    for variant in EVERY_MODE:
+        assert wrong_cases(put(Changed(fault), (variant,))) == cases
+
+
+def test_a_flag_for_valid_blocks_is_found() -> None:
+    def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        if fields["invalid_blocks"]:
+            tensor_at(fields["invalid_blocks"], (1,), (1,), torch.int32).fill_(1)
+
+    (wrong,) = put(Spoiled(fault)).wrong
+    assert wrong == f"{CAUSAL_LISTS} (8b, FP32 accumulators): the flag for invalid blocks is 1, expected 0"
+
+
+def test_a_flag_for_infinity_that_is_not_set_is_found() -> None:
+    (wrong,) = put(Changed(lambda fields: fields.update(nonfinite=0))).wrong
+    assert wrong.startswith("infinite value (8b") and wrong.endswith("is 0, expected 1")
+
+
+def test_one_fault_in_one_variant_is_named() -> None:
+    def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        if fields["mode"] == 4 and fields["head_dim"] == 256:
+            out[..., 100:] = 0.0
+
+    (wrong,) = put(Spoiled(fault), EVERY_MODE).wrong
+    assert wrong.startswith("head_dim 256, key mask, smooth V (4b, FP32 accumulators): relative L1 0.")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_found(value: float) -> None:
+    def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        out[0, 0, 3, 5] = value
+
+    assert len(put(Spoiled(fault)).wrong) == len(CASES) - 1  # one is not finite in any case
+
+
+def test_output_that_is_not_written_is_found() -> None:
+    class Idle(ReferenceModule):
+        def compute(self, fields: dict[str, Any]) -> None:
+            pass
+
+    result = put(Idle())
+    assert len(result.wrong) == len(CASES)
+    assert "relative L1 nan" in result.wrong[0]
+    assert result.wrong[-1].endswith("the flag for NaN and infinity is 0, expected 1")
+
+
+def test_a_row_that_is_not_written_is_found() -> None:
+    class Short(ReferenceModule):
+        def compute(self, fields: dict[str, Any]) -> None:
+            super().compute({**fields, "q_length": fields["q_length"] - 1, "lse": 0})
+
+    assert len(put(Short()).wrong) == len(CASES) - 1
+
+
+def test_a_write_outside_of_the_output_is_found() -> None:
+    def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        # The gap behind the tokens of the first head (BHND), or behind the heads of the first token (BNHD).
+        is_bhnd = fields["out_token_stride"] < fields["out_head_stride"]
+        step, count = ("out_token_stride", "q_length") if is_bhnd else ("out_head_stride", "q_heads")
+        after = fields["out"] + fields[step] * fields[count] * out.dtype.itemsize
+        tensor_at(after, (1,), (1,), out.dtype).zero_()
+
+    wrong = put(Spoiled(fault)).wrong
+    assert len(wrong) == len(CASES) and all(text.endswith("it wrote outside of its output") for text in wrong)
+
+
+def test_a_wrong_lse_and_a_write_behind_it_are_found() -> None:
+    def wrong(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        if fields["lse"]:
+            tensor_at(fields["lse"], (fields["q_length"],), (1,), torch.float32).add_(1.0)
+
+    def behind(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        if fields["lse"]:
+            rows = fields["batch"] * fields["q_heads"] * fields["q_length"]
+            tensor_at(fields["lse"] + 4 * rows, (1,), (1,), torch.float32).zero_()
+
+    with_lse = [case.name for case in CASES if case.options.return_lse]
+    result = put(Spoiled(wrong))
+    assert wrong_cases(result) == with_lse and all("the LSE is" in text for text in result.wrong)
+    result = put(Spoiled(behind))
+    assert wrong_cases(result) == with_lse and all(text.endswith("outside of its LSE") for text in result.wrong)

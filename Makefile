@@ -140,7 +140,7 @@ gpu-tests: environment
 torch-tests: $(TORCH_VERSIONS:%=torch-tests-%)
 
 torch-tests-%: .venv-torch-%/complete
-	.venv-torch-$*/bin/python -m pytest -q $(TWO_PROCESSES) -m "torch_api and not exhaustive" \
+	.venv-torch-$*/bin/python -m pytest -q $(TWO_PROCESSES) -m torch_api \
 		tests/unit/core tests/unit/comfyui_adapter tests/unit/integrations
 
 demo:

@@ -304,6 +304,7 @@ def test_the_works_are_of_each_kind() -> None:
     }
 
 
+@pytest.mark.slow
 def test_importing_the_library_measures_nothing() -> None:
     code = "import comfy_sage2, comfy_sage2.timing.measure as p, torch; assert not p._tried; "
     code += "q = torch.randn(1, 2, 8, 16); comfy_sage2.attention(q, q, q); assert not p._tried"

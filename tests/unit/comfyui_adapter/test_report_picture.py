@@ -77,6 +77,7 @@ def test_calls_that_were_left_have_colors_of_their_own(reasons: int) -> None:
     assert all((color in colors) == (place < reasons) for place, color in enumerate(LEFT_COLORS))
 
 
+@pytest.mark.slow
 def test_every_picture_has_one_size() -> None:
     for sessions in (
         [],
@@ -90,6 +91,7 @@ def test_every_picture_has_one_size() -> None:
         assert len(colors_of(image)) > 1  # something is drawn on the background
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     ["word " * 800, "x" * 4000, "\x00\x1b[31m" * 50_000, "\ud800\u202e" * 50_000, "a\n" * 100_000, "🦊 文字 " * 1000],

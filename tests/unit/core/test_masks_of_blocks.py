@@ -94,6 +94,7 @@ def test_a_call_names_the_way_for_other_blocks() -> None:
         comfy_sage2.attention(q, q, q, block_mask=BlockMask.from_dense(MASK))
 
 
+@pytest.mark.slow
 def test_the_documented_example() -> None:
     """Sliding windows of 3 x 3 x 3 cubes over a grid of them, where each end has neighbors on one side alone."""
     (section,) = re.findall(

@@ -124,6 +124,7 @@ def with_means(
     return (p * tokens) @ v + (p * ~tokens) @ means(v, 128), scores.logsumexp(dim=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
 @pytest.mark.parametrize("mode", ["8b", "precise"])
 def test_the_other_blocks_take_part_by_their_means(fresh_seed: int, mode: str, layout: str) -> None:
@@ -206,6 +207,7 @@ def exact_with(mask: torch.Tensor, *qkv: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bool", "additive", "of heads"])
 @pytest.mark.parametrize("bound", [0.02, 0.1])
 def test_heads_with_a_padding_mask_stay_within_the_bound(fresh_seed: int, bound: float, kind: str) -> None:

@@ -12,7 +12,7 @@ from sequence_parallel.launch import start
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_divided_model_gives_the_same(processes: int, tmp_path: Path) -> None:
     start(processes, "sequence_parallel.diffusers_worker", ["--device=cpu", "--backend=reference", f"--out={tmp_path}"])
     for rank in range(processes):

@@ -67,6 +67,7 @@ def test_what_the_attention_lacks_is_refused(option: dict[str, object]) -> None:
         attention_processor(backend="reference")(q, q, q, **option)
 
 
+@pytest.mark.slow
 def test_a_process_leaves_blocks_out_of_its_heads(fresh_seed: int) -> None:
     generator = torch.Generator().manual_seed(fresh_seed)
     q, k, v = (torch.randn(1, 64 * 128 - 5, 1, 64, generator=generator) for _ in range(3))

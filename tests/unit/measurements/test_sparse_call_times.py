@@ -72,6 +72,7 @@ def test_the_table() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_build_computes_the_call_of_its_own_kernels(monkeypatch: pytest.MonkeyPatch, fresh_seed: int) -> None:
     """The reference in the place of a build's kernels gives what the whole call gives."""
     grid = (32, 16, 16)

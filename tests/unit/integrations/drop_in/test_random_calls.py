@@ -1,6 +1,6 @@
 """Random calls of all functions of the stand-in against float64: none raises where torch would not, none is wrong.
 
-Quick: some hundred. Exhaustive: 10,000 of every function.
+Slow: some hundred. Exhaustive: 10,000 of every function.
 """
 
 from __future__ import annotations
@@ -279,7 +279,9 @@ def packed(chance: random.Random, name: str) -> tuple[set[str], str]:
 
 
 @pytest.mark.usefixtures("reference")
-@pytest.mark.parametrize("count", [400, pytest.param(MANY, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "count", [pytest.param(400, marks=pytest.mark.slow), pytest.param(MANY, marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.parametrize("name", typed.__all__)
 def test_random_calls(name: str, count: int) -> None:
     check, kinds = (packed, DRAWN_PACKED) if name == "sageattn_varlen" else (dense, DRAWN)
@@ -298,6 +300,7 @@ def test_random_calls(name: str, count: int) -> None:
     assert "by reference" in served and "by torch's attention" in served
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_torch_takes_is_taken_and_what_it_refuses_may_be_refused(name: str) -> None:

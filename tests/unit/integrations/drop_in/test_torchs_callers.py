@@ -89,6 +89,7 @@ def test_most_of_them_reach_a_kernel() -> None:
     assert serving.calls.lines() == ["Calls of sageattention since the start: 8 by reference, 8b"]
 
 
+@pytest.mark.slow
 def test_a_pack_that_replaced_torchs_function_before_the_import() -> None:
     """Its function imports `sageattention` at its first call, and what we leave to torch must not come back to it."""
     code = (

@@ -78,9 +78,9 @@ def test_bad_input_is_still_refused() -> None:
 def test_fake_output_agrees_with_the_real_one(layout: str, return_lse: bool) -> None:
     q, k, v = (torch.randn(2, 4, 30, 16).half() for _ in range(3))
     choices = AttentionOptions(is_causal=True, layout=layout, return_lse=return_lse).values()
-    arguments = (q, k, v, None, None, None, None, None, None, *choices)
+    arguments = (q, k, v, None, None, None, None, None, *choices)
     torch.library.opcheck(_attention_op, arguments, test_utils=("test_schema", "test_faketensor"))
-    writing = (q, k, v, None, None, torch.zeros(1, dtype=torch.int32), None, None, None, *choices)
+    writing = (q, k, v, None, None, torch.zeros(1, dtype=torch.int32), None, None, *choices)
     torch.library.opcheck(_writing_attention_op, writing, test_utils=("test_schema", "test_faketensor"))
 
 

@@ -41,7 +41,7 @@ def test_the_doctor_speaks_and_the_launch_code_is_unpacked(pack: Plugin, tmp_pat
     changed.write_bytes(b"")
     output = install(pack)
     assert f"cannot be used: [SA-106] {changed} is refused" in output and "verdict: no kernel runs" in output
-    assert {path.read_bytes() for path in pack.unpacked_files() if "cache" not in path.parts} <= {EXTENSION}
+    assert {path.read_bytes() for path in pack.unpacked_files()} == {EXTENSION}
     assert {path.name for path in tmp_path.iterdir()} <= {"plugin", "cache"}
 
 
@@ -72,16 +72,15 @@ def test_a_python_that_ignores_the_current_folder(pack: Plugin, command: str, st
     assert b"backend for each mode" in process.stdout and b"Traceback" not in process.stderr
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp932:strict"])
-def test_an_encoding_that_lacks_the_folders_letters(pack: Plugin, encoding: str) -> None:
+def test_an_encoding_that_lacks_the_folders_letters(pack: Plugin) -> None:
     moved = pack.root.parent / "Пак 日本"
     pack.root.rename(moved)
     pack.root = moved
-    assert "backend for each mode" in install(pack, PYTHONIOENCODING=encoding)
+    assert "backend for each mode" in install(pack, PYTHONIOENCODING="cp932:strict")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="descriptors are closed by a shell")
-@pytest.mark.parametrize("console", ["| true", "> /dev/full", ">&- 2>&-"])
+@pytest.mark.parametrize("console", ["> /dev/full", ">&- 2>&-"])
 def test_a_console_that_takes_nothing_does_not_change_the_exit_code(pack: Plugin, console: str) -> None:
     script = f"set -o pipefail; {sys.executable} install.py {console}"
     process = subprocess.run(

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 // Rises whenever what the module takes, or what that means, changes; it is the major number of csrc/VERSION.
-constexpr int kAbiVersion = 5;
+constexpr int kAbiVersion = 6;
 
 // Of a BHND tensor in whatever memory order, in elements. The last dimension is contiguous.
 struct TensorStrides {
@@ -46,7 +46,7 @@ struct CallSignature {
   bool rotate;          // Q and K, after smoothing; in 4 bits Q of rotated heads has a scale for each token
   bool rotate_by_head;  // with `rotate`: of those heads alone that gain by it (common/rotation_choice.cuh)
   bool smooth_v, causal;
-  bool has_lse, has_block_margins;
+  bool has_lse;
   int pv;              // PvFormat
   int pv_accumulator;  // 32 or 16, in bits; 32 with int8 and mxfp8
   float scale;
@@ -69,13 +69,10 @@ enum Operand : int {
   kBlockMask,      // as BlockMaskLayout says
   kInvalidBlocks,  // int32, set to 1 when the block mask has an entry that is skipped and else left alone; may be left
                    // out
-  // Of each block of 128 queries and keys the largest score less the running maximum of its row, in log2: float (batch,
-  // q_heads, blocks of queries, of keys), minus infinity before the call. Without block mask, mask and causal order.
-  kBlockMargins,
   kOperands
 };
-constexpr const char* kOperandNames[] = {
-    "q", "k", "v", "out", "workspace", "lse", "nonfinite", "mask", "block_mask", "invalid_blocks", "block_margins"};
+constexpr const char* kOperandNames[] = {"q",   "k",         "v",    "out",        "workspace",
+                                         "lse", "nonfinite", "mask", "block_mask", "invalid_blocks"};
 static_assert(sizeof kOperandNames / sizeof *kOperandNames == kOperands, "every operand has a name");
 
 // By Operand; 0: not given.

@@ -32,8 +32,7 @@ Plan::Plan(const CallSignature& call, std::shared_ptr<const Kernels> kernels, in
     : call_(call), kernels_(std::move(kernels)), workspace_bytes_(workspace_bytes), attention_reads_(attention_reads) {
   const OperandSet of_both = only(kWorkspace, workspace_bytes != 0) | only(kMask, call.has_mask());
   used_[kPreparation] = of_both | kInputs | only(kBlockMask, call.has_block_mask());
-  used_[kAttentionPhase] =
-      of_both | attention_reads | only(kOut) | only(kLse, call.has_lse) | only(kBlockMargins, call.has_block_margins);
+  used_[kAttentionPhase] = of_both | attention_reads | only(kOut) | only(kLse, call.has_lse);
   used_[kWholeCall] = used_[kPreparation] | used_[kAttentionPhase];
   known_ = used_[kWholeCall] | only(kWorkspace) | only(kNonfinite) | only(kInvalidBlocks, call.has_block_mask());
 }
@@ -50,7 +49,6 @@ std::string Plan::description() const {
   if (call_.has_mask()) text += ", mask of element " + number(call_.mask.element);
   if (call_.has_block_mask()) text += ", block mask";
   if (call_.has_lse) text += ", LSE";
-  if (call_.has_block_margins) text += ", block margins";
   if (call_.pv != kPvOfBuild) text += ", P and V in format " + number(call_.pv);
   if (call_.pv_accumulator != 32) text += ", accumulators of " + number(call_.pv_accumulator) + " bits";
   return text + ", device " + number(call_.device) + ", workspace of " + number(workspace_bytes_) + " bytes";

@@ -83,8 +83,7 @@ constexpr Keyword field(const char* name, bool required) {
           [](CallSignature& call, PyObject* value) { return read((call.*View).*Field, value); }};
 }
 
-// Absent, the mask, the block mask, the LSE, the block margins and the choice of heads are not a part of the call, and
-// pv is 0.
+// Absent, the mask, the block mask, the LSE and the choice of heads are not a part of the call, and pv is 0.
 constexpr bool kRequired = true, kOptional = false;
 #define TENSOR_KEYWORDS(view)                                                             \
   field<&CallSignature::view, &TensorStrides::batch>(#view "_batch_stride", kRequired),   \
@@ -120,7 +119,6 @@ constexpr Keyword kKeywords[] = {
     field<&CallSignature::block_mask, &BlockMaskLayout::head_stride>("block_mask_head_stride", kOptional),
     field<&CallSignature::rotate_by_head>("rotate_by_head", kOptional),
     field<&CallSignature::has_lse>("has_lse", kOptional),
-    field<&CallSignature::has_block_margins>("has_block_margins", kOptional),
 };
 #undef TENSOR_KEYWORDS
 constexpr std::size_t kKeywordCount = std::size(kKeywords);
@@ -194,7 +192,7 @@ uint64_t run_argument(int index, PyObject* value) {
 }
 
 // The vectorcall convention of CPython: a call of `run` is made for every attention, and pybind11's way of passing
-// thirteen arguments takes longer than all else that it does.
+// twelve arguments takes longer than all else that it does.
 PyObject* run_plan(PyObject* self, PyObject* const* values, Py_ssize_t positional, PyObject* names) {
   try {
     if (positional > kRunArguments)
@@ -232,7 +230,7 @@ PyObject* run_plan(PyObject* self, PyObject* const* values, Py_ssize_t positiona
 PyMethodDef run_method = {
     "run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&run_plan)), METH_FASTCALL | METH_KEYWORDS,
     "run($self, q, k, v, out, workspace, stream, lse=0, nonfinite=0, mask=0, block_mask=0, invalid_blocks=0,\n"
-    "    block_margins=0, phase=0)\n--\n\n"
+    "    phase=0)\n--\n\n"
     "Enqueue the call, or one phase of it, on the stream. All arguments are integers: addresses, 0 where the operand "
     "is not given, the stream's handle, and the phase (0 the whole call, 1 its preparation, 2 its attention phase).\n\n"
     "TypeError for what is no such integer; ValueError for operands that are missing, misplaced or not this plan's; "

@@ -143,7 +143,6 @@ class LaunchBuilder {
     bind(params.out, fields, kOut, call_.out);
     fields.bind(params.lse, kLse);
     fields.bind(params.nonfinite, kNonfinite);
-    fields.bind(params.gaps, kBlockMargins);
     if (call_.has_block_mask()) bind_lists(params.lists, fields, number);
   }
 

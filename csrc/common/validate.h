@@ -115,8 +115,6 @@ inline void validate(const CallSignature& call, const BuildInfo& build) {
             std::to_string(key_blocks), " and at most ", std::to_string(kMaxListTiles), ", got ",
             std::to_string(call.block_mask.key_blocks));
   }
-  require(!call.has_block_margins || !(call.has_block_mask() || call.has_mask() || call.causal),
-          "has_block_margins must be False in a call with a block mask, a mask or causal order");
   // The kernels take the row maximum before they scale.
   require(call.scale > 0.f && std::isfinite(call.scale), "scale must be positive and finite, got ",
           std::to_string(call.scale));

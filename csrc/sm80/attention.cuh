@@ -1,7 +1,6 @@
 // Algorithm 1 of the SageAttention2 paper with mma.sync: one block of threads computes 128 query rows of one head.
 #pragma once
 
-#include "common/block_margins.cuh"
 #include "sm80/item.cuh"
 #include "sm80/kernels.h"
 #include "sm80/softmax.cuh"
@@ -27,8 +26,6 @@ class Attention {
   static_assert(kQueryBlock == kListTile, "block lists are for blocks of queries");
   using Terms = ScoreTerms<kMask>;
   static constexpr bool kHasQuickStep = Pv::kHasQuickStep && !kHasRowBias;
-  // The kernels of calls without a mask record block score margins where they are asked to.
-  static constexpr bool kTracksMargins = kMask == (kBits == 4 ? MaskPolicy::key_bias : MaskPolicy::none);
 
  public:
   static __device__ __forceinline__ void run(const AttentionParams& p) {
@@ -61,8 +58,7 @@ class Attention {
     const int keys = p.causal ? min((item.query_block + 1) * kQueryBlock, sizes.kv_length) : sizes.kv_length;
     item.key_blocks = (keys + kKeyBlock - 1) / kKeyBlock;
     const int keys_of_all = p.causal ? min(item.query_block * kQueryBlock + 1, sizes.kv_length) : sizes.kv_length;
-    // Recording reads the maxima of every step.
-    item.unlimited_key_blocks = kTracksMargins && p.gaps ? 0 : keys_of_all / kKeyBlock;
+    item.unlimited_key_blocks = keys_of_all / kKeyBlock;
     const bool has_diagonal = p.causal || sizes.q_length == sizes.kv_length;
     item.attend_to_all(has_diagonal);
     if (p.lists.entries) {
@@ -255,7 +251,6 @@ class Attention {
     }
     float factor[2];
     if (rows[tile].update(largest, factor)) output.rescale(tile, factor);
-    if (kLimited && kTracksMargins && p.gaps) record_margin(key_block, tile, largest);
     float base[2] = {rows[tile].base[0], rows[tile].base[1]};
     if constexpr (Pv::kOfKeyBlock) {
 #pragma unroll
@@ -286,20 +281,6 @@ class Attention {
   }
   __device__ __forceinline__ const float4* key_terms() const {
     return reinterpret_cast<const float4*>(shared + kBiasAt + stage) + lane % 4;
-  }
-
-  // Given this thread's largest scores of a tile of queries with a key block.
-  __device__ __forceinline__ void record_margin(int key_block, int tile, const float (&largest)[2]) const {
-    const int query = first_query(tile);
-    float margin[2];
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      // A row that has met nothing but NaN.
-      const float base = rows[tile].base[row] == kLowest ? kNegativeInfinity : rows[tile].base[row];
-      margin[row] = margin_of_row(largest[row] - kLog2OfPScale, base, query + 8 * row < p.sizes.q_length);
-    }
-    float* margins = margins_of_queries(p.gaps, item.bh, query, p.sizes.q_length, p.sizes.kv_length);
-    raise_margin(margins + key_block / kBlocksPerTile, fmaxf(margin[0], margin[1]));
   }
 
   // Of this thread's two rows of a tile with its keys. Not zero, so that -inf times the scale stays -inf.

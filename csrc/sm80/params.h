@@ -98,7 +98,6 @@ struct AttentionParams {
   Sizes sizes;
   i64 first_work, works;  // work items (q slice, query block) of this launch
   PreparedLists lists;    // linked, or null
-  float* gaps;            // (q slices, query blocks, tiles of keys) or null
   int causal, padding;
 };
 

@@ -14,14 +14,13 @@ template <>
 class Bias<false> {
  public:
   __device__ __forceinline__ Bias(const AttentionParams&, const WorkTile&, int) {}
-  template <bool kMasked = false, class Visitor>
+  template <class Visitor>
   __device__ __forceinline__ void visit(const Visitor& visitor) const {
     visitor([](int, int) { return 0.f; });
   }
 };
 
-// `visit` calls back with a function of (row 0 or 1, key) for the mask's element type, in units of log2. `kMasked`: the
-// call may have a mask.
+// `visit` calls back with a function of (row 0 or 1, key) for the mask's element type, in units of log2.
 template <>
 class Bias<true> {
  public:
@@ -36,9 +35,8 @@ class Bias<true> {
     }
   }
 
-  template <bool kMasked = true, class Visitor>
+  template <class Visitor>
   __device__ __forceinline__ void visit(const Visitor& visitor) const {
-    if constexpr (!kMasked) return visitor([this](int, int key) { return delta(key); });
     switch (mask_.element) {
       case kNone:
         return visitor([this](int, int key) { return delta(key); });

@@ -3,7 +3,6 @@
 
 #include "sm90/epilogue.cuh"
 #include "sm90/key_order.cuh"
-#include "sm90/margin_recorder.cuh"
 #include "sm90/padded_tile.cuh"
 #include "sm90/pipeline_reader.cuh"
 #include "sm90/products.cuh"
@@ -23,7 +22,6 @@ struct Consumer : PipelineReader<Traits> {
   // 256.
   static constexpr bool kHalves = Traits::kHeadDim > 128;
   static constexpr int kLastColumns = (kHalves ? 128 : Traits::kHeadDim) + 8;
-  static constexpr bool kHasMask = kHasBias && !Traits::kTracksMargins;      // the call may have one
   static constexpr bool kPadded = Traits::kKeyEndFromProducer && !kHasBias;  // the mask does nothing but end the keys
   static constexpr bool kWide = Traits::kHeadDim >= 128;
   static constexpr StepOrder kOrder = step_order<Traits, kHasBias>();
@@ -32,8 +30,7 @@ struct Consumer : PipelineReader<Traits> {
   const int row;    // in the work tile; the thread also holds row + 8
   const int lane;   // in the quad
 
-  RowState<Traits::kTracksMargins> state;
-  MarginRecorder<Traits::kTracksMargins> recorder;
+  RowState state;
   float q_scale[2], k_scale[kScales];
   int scores[kBlockN / 2];
   unsigned packed[kBlockN / 32][4];
@@ -73,7 +70,7 @@ struct Consumer : PipelineReader<Traits> {
     scales_without_marks(scale);
     if constexpr (kPadded)
       return softmax_padded_tile<kBlockN>(scores, state, q_scale, scale, tile.key_end - key_tile * kBlockN, lane);
-    if constexpr (kHasMask) {
+    if constexpr (kHasBias) {
       if (is_mask_for_all_queries()) {
         constexpr bool kEnds = Traits::kFewKeys;
         if constexpr (kEnds) {
@@ -86,13 +83,13 @@ struct Consumer : PipelineReader<Traits> {
       }
     }
     const Bias<kHasBias> bias(params, tile, row);
-    bias.template visit<kHasMask>(
+    bias.visit(
         [&](const auto& term) { softmax_last_tile<kBlockN>(scores, state, q_scale, scale, first_key, limit, term); });
   }
   __device__ __forceinline__ void softmax_biased(const WorkTile& tile, int key_tile) {
     float scale[kScales];
     scales_without_marks(scale);
-    if constexpr (kHasMask) {
+    if constexpr (kHasBias) {
       if (is_mask_for_all_queries()) {
         const int limit[2] = {};  // there is none
         const KeyTerms<kBlockN> terms(params, tile, key_tile * kBlockN);
@@ -101,7 +98,7 @@ struct Consumer : PipelineReader<Traits> {
       }
     }
     const Bias<kHasBias> bias(params, tile, row);
-    bias.template visit<kHasMask>([&](const auto& term) {
+    bias.visit([&](const auto& term) {
       softmax_biased_tile<kBlockN>(scores, state, q_scale, scale, key_tile * kBlockN + 2 * lane, params.kv_length,
                                    term);
     });
@@ -111,12 +108,6 @@ struct Consumer : PipelineReader<Traits> {
       softmax_biased(tile, key_tile);
     else
       softmax_full_tile<kBlockN, kWide, kOrder.by_row, !kWide>(scores, state, q_scale, k_scale);
-    record_margin(key_tile);
-  }
-
-  // Records the margin of the key tile whose softmax was the last.
-  __device__ __forceinline__ void record_margin(int key_tile) const {
-    if constexpr (Traits::kTracksMargins) recorder.record(key_tile * kBlockN, state.largest, state.maximum);
   }
 
   // A K scale is negative where the mask may change a score of its block.
@@ -156,7 +147,6 @@ struct Consumer : PipelineReader<Traits> {
     warpgroup_fence_operand(result);
     accumulate(last, result, rescale);
     softmax_biased(tile, key_tile);
-    record_margin(key_tile);
     release_stage(stage);
     pack_probabilities<kBlockN>(scores, packed);
     if constexpr (kOrder.scales_ahead) load_k_scale(steps % Traits::kStages, lane, k_scale);
@@ -179,7 +169,6 @@ struct Consumer : PipelineReader<Traits> {
     if constexpr (!kOrder.packed_at_once) pack_upper<kBlockN>(scores, upper);
     if constexpr (!kOrder.stage_first) wait_for_stage();
     if constexpr (kOrder.scales_ahead) load_k_scale(steps % Traits::kStages, lane, k_scale);
-    record_margin(key_tile);
     wgmma_wait_group<0>();
     warpgroup_fence_operand(result);
     release_stage(stage);
@@ -195,7 +184,7 @@ struct Consumer : PipelineReader<Traits> {
     int left = tile.key_tiles - 2;
     if constexpr (kHasBias) {
       while (true) {
-        for (; left >= 0 && kHasMask && !is_biased(k_scale); --left) step(tile, order[left], result);
+        for (; left >= 0 && !is_biased(k_scale); --left) step(tile, order[left], result);
         if (left < 0) return;
         step_biased(tile, order[left], take_stage(), result);
         --left;
@@ -309,7 +298,6 @@ struct Consumer : PipelineReader<Traits> {
       softmax_full_tile<kBlockN, kWide, kOrder.by_row, !kWide>(scores, state, q_scale, k_scale);
     else
       softmax_last(tile, key_tile);
-    record_margin(key_tile);
     pack_probabilities<kBlockN>(scores, packed);
     wait_for_stage();
     const KeyOrder<Traits> order(params, tile);
@@ -329,7 +317,6 @@ struct Consumer : PipelineReader<Traits> {
 
   __device__ __forceinline__ void run_tile(const WorkTile& tile) {
     begin_tile(tile);
-    recorder.begin(params, tile, row);
     if (!Traits::kBlockList || tile.key_tiles > 0) attend(tile);  // an empty list gives zeros
     end_tile(tile);
   }

@@ -66,17 +66,15 @@ struct KernelTraits {
   static constexpr bool kFusedPrologue = kVariant == Variant::fused_prologue || kRotatesQ;
   // Their additive terms are those of a mask for all queries.
   static constexpr bool kFewKeys = kFusedPrologue || kVariant == Variant::after_prologue;
-  static constexpr bool kTracksMargins = kVariant == Variant::block_margins;
   // Where a padding mask ends the keys. The producer says it with each work tile, and those of which the mask leaves
   // all keys before as they are have steps without a mask; or whoever decodes a work tile reads it, because the head
   // was prepared before the kernel started.
   static constexpr bool kKeyEndFromProducer = includes(kMask, MaskPolicy::padding) && kFewKeys;
   static constexpr bool kKeyEndFromPrologue = includes(kMask, MaskPolicy::padding) && !kFewKeys;
 
-  // Precise: three warpgroups, which hide each other's latencies, where their registers suffice. They do not where
-  // margins are recorded at head_dim 128. And with three, a work tile would have queries of two blocks of a block mask.
-  static constexpr bool kOneQueryBlock = kBlockList || kTracksMargins;
-  static constexpr int kConsumers = kPrecise && kHeadDim <= 128 && !kOneQueryBlock ? 3 : 2;
+  // Precise: three warpgroups, which hide each other's latencies, where their registers suffice. With three, a work
+  // tile would have queries of two blocks of a block mask.
+  static constexpr int kConsumers = kPrecise && kHeadDim <= 128 && !kBlockList ? 3 : 2;
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr int kThreads = kWarpgroupThreads * (1 + kConsumers);
   // Threads that load. V as the caller has it takes more copies and an address more: with what a block list adds, one
@@ -92,7 +90,6 @@ struct KernelTraits {
   static constexpr int kBlockN =
       kPrecise ? (kConsumers == 2 && kHeadDim < 256 ? 128 : 64) : (kWide ? kWideTileN : kTileN);
   static constexpr int kStages = kPrecise ? (kHeadDim == 256 ? 3 : kHeadDim == 128 ? 4 : 6) : (kHeadDim == 256 ? 2 : 4);
-  static_assert(!kTracksMargins || common::kListTile % kBlockN == 0, "the keys of a step lie in one block");
 
   static constexpr DenseFallback kDenseFallback = dense_fallback(kVariant, kBlockList, kPrecise, kWide, kHeadDim);
 

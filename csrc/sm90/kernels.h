@@ -18,7 +18,6 @@ enum class Variant {
   fused_prologue,  // quantizes Q itself and runs beside the prologue of a short KV, which prepares K and V in one pass
   rotating_prologue,  // the same, and rotates Q of the heads that are rotated
   after_prologue,  // of few keys and a mask, in two phases: as with a fused prologue, which is over, and Q is quantized
-  block_margins,   // records the block score margins
   dense_fallback,  // a copy of the standard one that is launched beside a block-list kernel alone
 };
 
@@ -43,21 +42,18 @@ constexpr MaskPolicy kAnyBias = MaskPolicy::key_bias | MaskPolicy::row_bias;
   ROW(attention, head_dim, _rotating, e4m3, MaskPolicy::none, rotating_prologue)                                  \
   ROW(attention, head_dim, _rotating_biased, e4m3, MaskPolicy::key_bias | MaskPolicy::padding, rotating_prologue) \
   ROW(attention, head_dim, _prequantized_biased, e4m3, MaskPolicy::key_bias | MaskPolicy::padding, after_prologue)
-#define SM90_OTHER_ROWS(ROW, head_dim)                                                        \
-  ROW(attention, head_dim, _causal, e4m3, MaskPolicy::causal, standard)                       \
-  ROW(attention, head_dim, _causal_biased, e4m3, MaskPolicy::causal | kAnyBias, standard)     \
-  ROW(attention, head_dim, _listed, e4m3, MaskPolicy::block_list, standard)                   \
-  ROW(attention, head_dim, _listed_biased, e4m3, MaskPolicy::block_list | kAnyBias, standard) \
-  ROW(attention, head_dim, _recording, e4m3, MaskPolicy::none, block_margins)                 \
-  ROW(attention, head_dim, _recording_biased, e4m3, MaskPolicy::key_bias, block_margins)
-#define SM90_PRECISE_ROWS(ROW, head_dim, element)                                                          \
-  ROW(precise, head_dim, _##element, element, MaskPolicy::none, standard)                                  \
-  ROW(precise, head_dim, _##element##_causal, element, MaskPolicy::causal, standard)                       \
-  ROW(precise, head_dim, _##element##_biased, element, kAnyBias | MaskPolicy::padding, standard)           \
-  ROW(precise, head_dim, _##element##_causal_biased, element, MaskPolicy::causal | kAnyBias, standard)     \
-  ROW(precise, head_dim, _##element##_listed, element, MaskPolicy::block_list, standard)                   \
-  ROW(precise, head_dim, _##element##_listed_biased, element, MaskPolicy::block_list | kAnyBias, standard) \
-  ROW(precise, head_dim, _##element##_recording, element, MaskPolicy::none, block_margins)
+#define SM90_OTHER_ROWS(ROW, head_dim)                                                    \
+  ROW(attention, head_dim, _causal, e4m3, MaskPolicy::causal, standard)                   \
+  ROW(attention, head_dim, _causal_biased, e4m3, MaskPolicy::causal | kAnyBias, standard) \
+  ROW(attention, head_dim, _listed, e4m3, MaskPolicy::block_list, standard)               \
+  ROW(attention, head_dim, _listed_biased, e4m3, MaskPolicy::block_list | kAnyBias, standard)
+#define SM90_PRECISE_ROWS(ROW, head_dim, element)                                                      \
+  ROW(precise, head_dim, _##element, element, MaskPolicy::none, standard)                              \
+  ROW(precise, head_dim, _##element##_causal, element, MaskPolicy::causal, standard)                   \
+  ROW(precise, head_dim, _##element##_biased, element, kAnyBias | MaskPolicy::padding, standard)       \
+  ROW(precise, head_dim, _##element##_causal_biased, element, MaskPolicy::causal | kAnyBias, standard) \
+  ROW(precise, head_dim, _##element##_listed, element, MaskPolicy::block_list, standard)               \
+  ROW(precise, head_dim, _##element##_listed_biased, element, MaskPolicy::block_list | kAnyBias, standard)
 #define SM90_DENSE_FALLBACK_ROWS(ROW, head_dim, element)                                        \
   ROW(precise, head_dim, _##element##_beside_listed, element, MaskPolicy::none, dense_fallback) \
   ROW(precise, head_dim, _##element##_causal_beside_listed, element, MaskPolicy::causal, dense_fallback)

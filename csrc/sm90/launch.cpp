@@ -240,16 +240,13 @@ class Builder final : public LaunchBuilder<Workspace> {
     return call_.kv_length <= kMaxShortKv && narrower;
   }
   // Whether a step takes kWideTileN keys at head_dim 64.
-  bool wide() const {
-    return call_.mode == k8b && !call_.causal && !call_.has_block_margins && call_.mask.query_stride == 0 &&
-           !few_keys();
-  }
+  bool wide() const { return call_.mode == k8b && !call_.causal && call_.mask.query_stride == 0 && !few_keys(); }
   // Whether the attention kernel quantizes Q: of whole calls alone, since others may have lost Q before it is launched.
   bool quantizes_q() const { return !in_phases_ && is_of_few_keys(); }
   bool is_of_few_keys() const {
     return call_.mode == k8b && few_keys() && head_dim_ <= 128 && call_.element != kFloat &&
            call_.mask.query_stride == 0 && !call_.causal && rotates(call_) != Rotates::always && !call_.has_lse &&
-           !call_.has_block_mask() && !call_.has_block_margins;
+           !call_.has_block_mask();
   }
 
   PvElement pv_element() const {
@@ -266,8 +263,6 @@ class Builder final : public LaunchBuilder<Workspace> {
     const bool with_bias = biased(call_);
     const Variant standard =
         call_.has_block_mask() && has_dense_fallback() ? Variant::dense_fallback : Variant::standard;
-    if (call_.has_block_margins)
-      return kernel_for(with_bias ? MaskPolicy::key_bias : MaskPolicy::none, Variant::block_margins);
     if (call_.causal) return kernel_for(with_bias ? MaskPolicy::causal | kAnyBias : MaskPolicy::causal, standard);
     if (quantizes_q())
       return kernel_for(with_bias ? MaskPolicy::key_bias | MaskPolicy::padding : MaskPolicy::none,

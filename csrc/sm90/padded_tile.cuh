@@ -7,8 +7,8 @@ namespace sm90 {
 
 // The keys end in block kLast, `left` behind this thread's first of it. Blocks before are whole; those behind have no
 // keys: their probabilities are zeros, and no exponentials are computed.
-template <int kBlockN, int kLast, bool kTracksMargins>
-__device__ __forceinline__ void softmax_padded_blocks(int (&scores)[kBlockN / 2], RowState<kTracksMargins>& state,
+template <int kBlockN, int kLast>
+__device__ __forceinline__ void softmax_padded_blocks(int (&scores)[kBlockN / 2], RowState& state,
                                                       const float (&q_scale)[2],
                                                       const float (&k_scale)[kBlockN / kScaleBlock], int left) {
   constexpr int kPerBlock = kScaleBlock / 2, kWhole = kLast * kPerBlock;
@@ -35,7 +35,7 @@ __device__ __forceinline__ void softmax_padded_blocks(int (&scores)[kBlockN / 2]
       for (int i = 4; i < kPerBlock; i += 4) largest = max(max(largest, scores[first + i]), scores[first + i + 1]);
       maximum[row] = fmaxf(maximum[row], float(largest) * (q_scale[row] * k_scale[block]));
     }
-    offset[row] = state.template update<false>(row, maximum[row]);
+    offset[row] = state.update<false>(row, maximum[row]);
   }
 #pragma unroll
   for (int i = 0; i < kBlockN / 2; ++i) {
@@ -50,8 +50,8 @@ __device__ __forceinline__ void softmax_padded_blocks(int (&scores)[kBlockN / 2]
 }
 
 // `keys`: how many the mask leaves of the tile, at least one. `lane`: the thread's place in its quad.
-template <int kBlockN, bool kTracksMargins>
-__device__ __forceinline__ void softmax_padded_tile(int (&scores)[kBlockN / 2], RowState<kTracksMargins>& state,
+template <int kBlockN>
+__device__ __forceinline__ void softmax_padded_tile(int (&scores)[kBlockN / 2], RowState& state,
                                                     const float (&q_scale)[2],
                                                     const float (&k_scale)[kBlockN / kScaleBlock], int keys, int lane) {
   static_assert(kBlockN == 2 * kScaleBlock);

@@ -81,17 +81,16 @@ struct AttentionParams {
   Chunk chunk;
   int q_scale_rows, k_scale_blocks;  // q_length and key blocks of 64, padded so that every tile reads whole
   int q_heads, kv_heads, q_length, kv_length, head_dim;
-  int element;          // of out
-  PreparedLists lists;  // of listed kernels alone
-  float* gaps;          // (batch * q_heads, tiles of queries, of keys): of recording kernels alone
-  const int* dead;      // whether the lists leave out a tile, where that decides which of two kernels runs; or null
-  float scale;          // softmax scale, for kernels that quantize Q
+  int element;                 // of out
+  PreparedLists lists;         // of listed kernels alone
+  const HeadChoices* choices;  // (batch * kv_heads): of kernels that rotate Q alone
+  const int* dead;  // whether the lists leave out a tile, where that decides which of two kernels runs; or null
+  float scale;      // softmax scale, for kernels that quantize Q
   CausalOrder causal;
   const Prepared* prepared;  // (batch * kv_heads)
   int prepared_blocks;       // of K and of V, when a head is prepared
   int padding;
-  const HeadChoices* choices;  // (batch * kv_heads): of kernels that rotate Q alone
-  int more_padding[8];
+  int more_padding[10];
 };
 static_assert(sizeof(AttentionParams) == 704, "the padding fills the alignment of TensorMap");
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "sm90/key_order.cuh"
-#include "sm90/margin_recorder.cuh"
 #include "sm90/mma_scores.cuh"
 #include "sm90/pipeline_reader.cuh"
 #include "sm90/precise_epilogue.cuh"
@@ -39,7 +38,6 @@ struct PreciseConsumer : PipelineReader<Traits> {
   static constexpr bool kRowByRow = kExponentialsFirst;
 
   PreciseRowState<T> state;
-  MarginRecorder<Traits::kTracksMargins> recorder;
   float q_scale[2], k_scale[kScales];
   unsigned q[kScoreSteps][4];  // A operands: Q is read from shared memory once for all keys
   int scores[kBlockN / 2];
@@ -87,11 +85,6 @@ struct PreciseConsumer : PipelineReader<Traits> {
     wgmma_commit_group();
   }
 
-  // Records the margin of a step's keys, given a thread's largest scores.
-  __device__ __forceinline__ void record_margin(int key_tile, const float (&largest)[2]) {
-    if constexpr (Traits::kTracksMargins) recorder.record(key_tile * kBlockN, largest);
-  }
-
   // The softmax of a tile with masked keys or additive terms. Returns whether `out` has to be multiplied by `factor`.
   template <bool kLimited>
   __device__ __forceinline__ bool softmax_masked(const WorkTile& tile, int key_tile, float (&sums)[2],
@@ -115,18 +108,12 @@ struct PreciseConsumer : PipelineReader<Traits> {
     else
       scaled_with(RowTerms(params, tile, row(), own_key));
     const bool raised = state.raise(maximum, PreciseRowState<T>::kLag, factor);
-    record_margin(key_tile, maximum);
     exponentials_of_floats<kBlockN>(scores, state, sums);
     return raised;
   }
 
   // The softmax of a whole tile. Returns whether its P are out of range because the base is too low.
-  __device__ __forceinline__ bool softmax(int key_tile, float (&sums)[2]) {
-    if constexpr (Traits::kTracksMargins) {
-      float maximum[2];
-      row_maxima<kBlockN>(scores, q_scale, k_scale, maximum);
-      record_margin(key_tile, maximum);
-    }
+  __device__ __forceinline__ bool softmax(float (&sums)[2]) {
     exponentials<kBlockN, kRowByRow>(scores, state, q_scale, k_scale, sums);
     constexpr float kLargest = ProbabilityRange<T>::kLargest;
     return __any_sync(0xffffffffu, sums[0] > kLargest || sums[1] > kLargest);
@@ -175,7 +162,7 @@ struct PreciseConsumer : PipelineReader<Traits> {
   // next hides the values' product. So do steps that a mask leaves as they are: the scores' product hides the vote that
   // tells them apart. All four warps of a group, which issue a product together, vote alike, as they read the same
   // scales.
-  __device__ __forceinline__ void step(int place, int left, int key_tile) {
+  __device__ __forceinline__ void step(int place, int left) {
     wait_for_stage();
     const int stage = take_stage();
     if constexpr (kScaleFirst || Traits::kHasBias) load_k_scale(stage, lane_in_quad(), k_scale);
@@ -193,7 +180,7 @@ struct PreciseConsumer : PipelineReader<Traits> {
     warpgroup_fence_operand(scores);
     float sums[2], factor[2];
     bool raised = false;
-    const bool low = softmax(key_tile, sums);
+    const bool low = softmax(sums);
     if constexpr (kExponentialsFirst) warpgroup_fence_operand(scores);
     wgmma_wait_group<0>();
     warpgroup_fence_operand(out);
@@ -244,8 +231,7 @@ struct PreciseConsumer : PipelineReader<Traits> {
     float unused[2];
     softmax_masked<true>(decode_again(place), first_tile, state.sum, unused);
     pack_probabilities<kBlockN, T>(scores, packed);
-    const KeyOrder<Traits> order(params, tile);
-    while (--left >= 0) step(place, left, order[left]);
+    while (--left >= 0) step(place, left);
     wait_for_stage();
     const int final = take_stage();
     warpgroup_fence_operand(out);
@@ -273,7 +259,6 @@ struct PreciseConsumer : PipelineReader<Traits> {
     }
     skip_stages(tile.key_tiles - 1 - left);
     state.reset();
-    recorder.begin(params, tile, row());
 #pragma unroll
     for (float& x : out) x = 0.f;
     if (!Traits::kBlockList || stages > 0) attend(place, tile, left);  // an empty list gives zeros

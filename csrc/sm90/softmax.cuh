@@ -11,17 +11,13 @@
 
 namespace sm90 {
 
-// `kTracksMargins`: what a margin is computed from is kept.
-template <bool kTracksMargins>
 struct RowState {
-  float maximum[2];                       // of the scores so far, in units of log2
-  float rescale[2];                       // what the accumulator must be multiplied with after the last step
-  float largest[kTracksMargins ? 2 : 1];  // of this thread's scores in the last step
+  float maximum[2];  // of the scores so far, in units of log2
+  float rescale[2];  // what the accumulator must be multiplied with after the last step
 
   // A row whose keys are all masked so far keeps the base 0, so that no infinities are subtracted.
   template <bool kMasked>
   __device__ __forceinline__ float update(int row, float new_maximum) {
-    if constexpr (kTracksMargins) largest[row] = new_maximum;
     new_maximum = quad_max(fmaxf(maximum[row], new_maximum));
     const float base = kMasked && new_maximum == kNegativeInfinity ? 0.f : new_maximum;
     rescale[row] = exp2_approx(maximum[row] - base);
@@ -33,8 +29,8 @@ struct RowState {
 // The softmax of one key tile without masked keys: scores are replaced by the bits of 448 * exp2(score - maximum). The
 // scale is positive and common to a thread's scores of a block, so the maximum is taken on the integers. The other
 // parameters are those of StepOrder.
-template <int kBlockN, bool kFromLast, bool kByRow, bool kTested, bool kTracksMargins>
-__device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], RowState<kTracksMargins>& state,
+template <int kBlockN, bool kFromLast, bool kByRow, bool kTested>
+__device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], RowState& state,
                                                   const float (&q_scale)[2],
                                                   const float (&k_scale)[kBlockN / kScaleBlock]) {
   constexpr int kBlocks = kBlockN / kScaleBlock;
@@ -54,7 +50,7 @@ __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], Ro
       const float of_block = float(largest) * scale[row][block];
       maximum = block == 0 ? of_block : fmaxf(maximum, of_block);
     }
-    offset[row] = state.template update<kTested>(row, maximum);
+    offset[row] = state.update<kTested>(row, maximum);
   }
 #pragma unroll
   for (int n = 0; n < kBlockN / 2; ++n) {
@@ -67,8 +63,8 @@ __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], Ro
 
 // The last key tile, which may be ragged and, in causal attention, ends at the diagonal: keys from limit[row] on are
 // masked. `bias(row, key)` gives the additive term of a key below the limit in units of log2.
-template <int kBlockN, bool kTracksMargins, class Bias>
-__device__ __forceinline__ void softmax_last_tile(int (&scores)[kBlockN / 2], RowState<kTracksMargins>& state,
+template <int kBlockN, class Bias>
+__device__ __forceinline__ void softmax_last_tile(int (&scores)[kBlockN / 2], RowState& state,
                                                   const float (&q_scale)[2],
                                                   const float (&k_scale)[kBlockN / kScaleBlock], int first_key,
                                                   const int (&limit)[2], const Bias& bias) {
@@ -88,7 +84,7 @@ __device__ __forceinline__ void softmax_last_tile(int (&scores)[kBlockN / 2], Ro
         score = __float_as_int(x);
       }
     }
-    const float offset = state.template update<true>(row, maximum);
+    const float offset = state.update<true>(row, maximum);
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; i += 4) {
 #pragma unroll
@@ -101,10 +97,9 @@ __device__ __forceinline__ void softmax_last_tile(int (&scores)[kBlockN / 2], Ro
 }
 
 // The bits of 448 * exp2(score - maximum) of floats, given the largest of this thread's in each of its rows.
-template <int kBlockN, bool kTracksMargins>
-__device__ __forceinline__ void exponentials(int (&scores)[kBlockN / 2], RowState<kTracksMargins>& state,
-                                             const float (&maximum)[2]) {
-  const float offset[2] = {state.template update<true>(0, maximum[0]), state.template update<true>(1, maximum[1])};
+template <int kBlockN>
+__device__ __forceinline__ void exponentials(int (&scores)[kBlockN / 2], RowState& state, const float (&maximum)[2]) {
+  const float offset[2] = {state.update<true>(0, maximum[0]), state.update<true>(1, maximum[1])};
 #pragma unroll
   for (int i = 0; i < kBlockN / 2; ++i)
     scores[i] = __float_as_int(exp2_approx(__int_as_float(scores[i]) + offset[i / 2 % 2]));
@@ -112,8 +107,8 @@ __device__ __forceinline__ void exponentials(int (&scores)[kBlockN / 2], RowStat
 
 // A key tile with the terms of a mask for all queries, as KeyTerms gives them. With kLimited, keys from limit[row] on
 // are masked, too.
-template <int kBlockN, bool kLimited, bool kTracksMargins, class Terms>
-__device__ __forceinline__ void softmax_tile_with_terms(int (&scores)[kBlockN / 2], RowState<kTracksMargins>& state,
+template <int kBlockN, bool kLimited, class Terms>
+__device__ __forceinline__ void softmax_tile_with_terms(int (&scores)[kBlockN / 2], RowState& state,
                                                         const float (&q_scale)[2],
                                                         const float (&k_scale)[kBlockN / kScaleBlock], int first_key,
                                                         const int (&limit)[2], const Terms& terms) {
@@ -142,8 +137,8 @@ __device__ __forceinline__ void softmax_tile_with_terms(int (&scores)[kBlockN / 
 // A whole key tile with an additive term: `bias(row, key)` in units of log2. The branch is always taken (`keys` is the
 // number of all keys): it keeps the loads of kAtOnce keys' terms together and apart from the next, as all at once need
 // too many registers.
-template <int kBlockN, bool kTracksMargins, class Bias>
-__device__ __forceinline__ void softmax_biased_tile(int (&scores)[kBlockN / 2], RowState<kTracksMargins>& state,
+template <int kBlockN, class Bias>
+__device__ __forceinline__ void softmax_biased_tile(int (&scores)[kBlockN / 2], RowState& state,
                                                     const float (&q_scale)[2],
                                                     const float (&k_scale)[kBlockN / kScaleBlock], int first_key,
                                                     int keys, const Bias& bias) {

@@ -11,8 +11,7 @@ struct StepOrder {
   bool from_last;  // maxima from the last score down
   bool tested;     // whether a row is empty, though none is
   // The next stage is waited for ahead of the softmax. The wait is a loop, and ptxas moves no wait for the values
-  // across it: without it, that wait may stand among the exponentials. Kernels that record margins wait behind the
-  // softmax and then send the margin, while the values' product runs.
+  // across it: without it, that wait may stand among the exponentials.
   bool stage_first;
   // K's scales of a step are read in the step before, ahead of the wait for the values.
   bool scales_ahead;
@@ -41,7 +40,7 @@ constexpr StepOrder step_order() {
     order.packed_at_once = true;
   } else {
     order.by_row = !kHasBias && (!kWide || Traits::kBlockList || (kHalves && Traits::kCausal));
-    order.stage_first = order.from_last = kWide && !Traits::kTracksMargins;
+    order.stage_first = order.from_last = kWide;
     order.tested = !order.from_last;
     order.scales_ahead = kWide || kHasBias;
     order.packed_at_once = kWide;

@@ -60,9 +60,8 @@ attempt(plan.run, **ADDRESSES)
 OPTIONAL = (
     "pv", "rotate_by_head", "mask_element", "mask_batch_stride", "mask_head_stride", "mask_query_stride",
     "mask_key_stride", "block_mask_key_blocks", "block_mask_batch_stride", "block_mask_head_stride", "has_lse",
-    "has_block_margins",
 )  # fmt: skip
-FLAGS = ("rotate", "rotate_by_head", "smooth_v", "causal", "has_lse", "has_block_margins")
+FLAGS = ("rotate", "rotate_by_head", "smooth_v", "causal", "has_lse")
 INTEGERS = ("head_dim", "element", "mode", "pv", "pv_accumulator", "device", "mask_element")  # of 32 bits
 
 
@@ -242,10 +241,6 @@ REFUSED = [
     *((f"block_mask_key_blocks={value}", "block_mask_key_blocks") for value in (-1, 2, 2**31, -(2**63))),
     ("kv_length=32768 * 128, block_mask_key_blocks=32768", "block_mask_key_blocks"),
     *(
-        (f"has_block_margins=True, {other}", "has_block_margins")
-        for other in ("causal=True", "causal=False, block_mask_key_blocks=1", "causal=False, mask_element=1")
-    ),
-    *(
         (f"{view}_{axis}_stride=324, q_heads=2, kv_heads=2", f"{view}_{axis}_stride")
         for view in ("q", "k", "v", "out")
         for axis in ("batch", "head", "token")
@@ -299,7 +294,7 @@ print(answers["taken"] > 50, answers["refused"] > 50)
 
 
 FOREIGN_IMAGES = [
-    ({"abi_version": 6}, "the images are for ABI 6, the host module has ABI 5"),
+    ({"abi_version": 5}, "the images are for ABI 5, the host module has ABI 6"),
     ({"family": "sm42"}, "the host module has no launch code for kernels of the family sm42"),
     (
         {"launch_interface": "other"},

@@ -24,10 +24,9 @@ WRONG_RUNS = [  # arguments of the run, fields of the plan, error
     ("lse=0", "has_lse=True", _missing("lse", WHOLE)),
     ("mask=0", "mask_element=1", _missing("mask", WHOLE)),
     ("block_mask=0", "block_mask_key_blocks=1", _missing("block_mask", WHOLE)),
-    ("block_margins=0", "has_block_margins=True", _missing("block_margins", WHOLE)),
     *(
         (f"{name}=48", "", f"ValueError: {name} must be 0, got 0x30: this plan was made for a call without it")
-        for name in ("lse", "mask", "block_mask", "invalid_blocks", "block_margins")
+        for name in ("lse", "mask", "block_mask", "invalid_blocks")
     ),
     *(
         (f"{name}=24", "", f"ValueError: {name} must be a multiple of 16 bytes, got 0x18")
@@ -61,7 +60,7 @@ attempt(kernels.plan(**fields).run, **{{**ADDRESSES, **operands_of(**fields), **
         ("16, 16", "TypeError: run lacks the argument v"),
         ("16, 16, 16, 16, 16", "TypeError: run lacks the argument stream"),
         ("16, q=16", "TypeError: run got two values for q"),
-        ("*range(14)", "TypeError: run takes at most 13 arguments, got 14"),
+        ("*range(13)", "TypeError: run takes at most 12 arguments, got 13"),
     ],
 )
 def test_arguments_of_a_run_are_counted(without_driver: Binding, arguments: str, error: str) -> None:
@@ -73,7 +72,7 @@ def test_positions_and_names_are_the_same_arguments(binding: Binding) -> None:
 import inspect
 names = list(inspect.signature(_C.Plan.run).parameters)[1:]
 plan = kernels.plan(**call, has_lse=True, mask_element=1, block_mask_key_blocks=1)
-values = dict(zip(names, range(16, 16 * 14, 16), strict=True), block_margins=0, phase=0)
+values = dict(zip(names, range(16, 16 * 13, 16), strict=True), phase=0)
 plan.run(*values.values())
 plan.run(**values)
 plan.run(*list(values.values())[:6], **dict(list(values.items())[6:]))

@@ -90,32 +90,10 @@ for head_dim in (64, 128, 256):
             assert all("_causal" in name for name in dense) == (causal or not dense)
 
 
-def test_a_call_with_block_margins_is_launched_as_a_dense_one(
-    kernels: Binding, architecture: kernel_table.Architecture
-) -> None:
-    """But for the attention kernels where they are kernels of their own, with tiles of their own."""
-    modes = [MODE_CODES[mode] for mode in architecture.modes]
-    kernels.run(f"""{LOGGED}
-for mode in {modes}:
-    for head_dim in (40, 64, 128, 256):
-        dense = dict(call, q_heads=3, kv_heads=3, q_length=300, kv_length=513, head_dim=head_dim, mode=mode,
-                     causal=False, has_lse=True)
-        calls = dense, dict(dense, has_block_margins=True)
-        assert len({{kernels.plan(**fields).workspace_bytes for fields in calls}}) == 1
-        wanted, found = (logged(**fields)["cuLaunchKernelEx"] for fields in calls)
-        if {architecture.name == "sm90"}:
-            biased = "_biased" * (mode == 4)
-            kernel = wanted.pop().split()[0].removesuffix(biased).removesuffix("_narrow")
-            assert found.pop().split()[0] == kernel + "_recording" + biased
-        assert found == wanted
-""")
-
-
 @pytest.mark.parametrize(
     "fields",
     [
         "has_lse=True",
-        "has_block_margins=True, causal=False",
         "causal=True, has_lse=True",
         "mask_element=1, mask_batch_stride=300, mask_key_stride=1",
         "mask_element=2, mask_query_stride=300, mask_key_stride=1",
@@ -303,7 +281,6 @@ assert maps[0] != maps[1]
         "element=4",
         "causal=True",
         "mask_element=1, mask_key_stride=1, mask_query_stride=512",
-        "has_block_margins=True",
         "block_mask_key_blocks=4, block_mask_head_stride=10",
         "mode=16",
         "mode=4",

@@ -15,8 +15,8 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-Q, K, V, OUT, MASK, LSE, NONFINITE, WORKSPACE, BLOCK_MASK, INVALID_BLOCKS, BLOCK_MARGINS = (
-    0x7F0000000000 + index * 0x1000000000 for index in range(11)
+Q, K, V, OUT, MASK, LSE, NONFINITE, WORKSPACE, BLOCK_MASK, INVALID_BLOCKS = (
+    0x7F0000000000 + index * 0x1000000000 for index in range(10)
 )
 STREAM = 0x1234567890
 FP16, BF16, FP32 = 2, 3, 4
@@ -44,7 +44,6 @@ def description(
     mask: str | None = None,
     lse: bool = False,
     block_mask: str | None = None,
-    block_margins: bool = False,
     pv: int = 0,
     pv_accumulator: int = 32,
     device: int = 0,
@@ -53,7 +52,6 @@ def description(
         batch=batch, q_heads=q_heads, kv_heads=kv_heads, q_length=q_length, kv_length=kv_length, head_dim=head_dim,
         element=element, mode=mode, rotate=rotate, rotate_by_head=rotate_by_head, smooth_v=smooth_v, causal=causal,
         pv=pv, pv_accumulator=pv_accumulator, scale=head_dim**-0.5, device=device, has_lse=lse,
-        has_block_margins=block_margins,
     )  # fmt: skip
     operands: dict[str, int] = {}
     for view, heads, length in (("q", q_heads, q_length), ("k", kv_heads, kv_length), ("v", kv_heads, kv_length),
@@ -80,8 +78,6 @@ def description(
             block_mask_key_blocks=key_blocks, block_mask_batch_stride=q_heads * lists if own else 0,
             block_mask_head_stride=lists if own else 0,
         )  # fmt: skip
-    if block_margins:
-        operands.update(block_margins=BLOCK_MARGINS)
     return signature, operands
 
 
@@ -102,10 +98,6 @@ def all_descriptions() -> list[Call]:
     calls += [
         description(batch=2, head_dim=head_dim, mode=mode, causal=causal, mask=mask, block_mask=lists, lse=True)
         for head_dim, mode, causal, mask, lists in listed
-    ]
-    calls += [
-        description(batch=2, head_dim=head_dim, mode=mode, block_margins=True)
-        for head_dim, mode in itertools.product((64, 72, 256), (8, 4, 16))
     ]
     calls += [
         description(batch=2, head_dim=head_dim, mode=mode, mask="keys of heads")

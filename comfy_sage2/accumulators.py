@@ -1,4 +1,4 @@
-"""Which accumulators P V takes where the caller leaves it open: pv_accumulator "auto".
+"""What a call takes for options that the caller leaves open: mode "auto" and pv_accumulator "auto".
 
 GeForce GPUs add up FP8 and fp16 products in FP32 at half the rate of FP16 (NVIDIA's architecture papers of Ampere,
 Ada and Blackwell, tables of peak rates). Data-center GPUs do both at one rate, and FP32 is the paper's choice.
@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import torch
 
+from .autotune.auto_mode import auto_mode
 from .autotune.store import choices_of
 from .options import AUTO, EXACT, FLOAT_PV, AttentionOptions
 
@@ -49,9 +50,11 @@ def _of_device(device: torch.device) -> str:
     return of_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
 
 
-def resolved(options: AttentionOptions, device: torch.device) -> AttentionOptions:
-    """`options` with the accumulators of `device` in the place of "auto": by its times where they decide it."""
-    if options.pv_accumulator != "auto":
+def resolved(options: AttentionOptions, device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionOptions:
+    """`options` with mode and accumulators decided where they are "auto": by the times of `device`, if it has any."""
+    if options.mode == AUTO:
+        options = replace(options, mode=auto_mode(options, device, dtype, head_dim).mode)
+    if options.pv_accumulator != AUTO:
         return options
     choices = choices_of(device)
     measured = None if choices is None else choices.accumulator(options.mode)

@@ -45,8 +45,9 @@ class AttentionOptions:
 
     Attributes:
         mode: "8b" (Q, K in INT8, K smoothed) or "4b" (Q, K in INT4, both smoothed), SageAttention2 section 3;
-            "precise": Q and K as in "8b", V as it is and P in its type; or "exact": nothing is quantized, and torch's
-            fastest exact attention serves the call.
+            "precise": Q and K as in "8b", V as it is and P in its type; "exact": nothing is quantized, and torch's
+            fastest exact attention serves the call; or "auto": "precise" where the GPU was measured to take at most
+            15 % longer than in "8b", else "8b" (`autotune.auto_mode`).
         smooth_v: subtract V's channel means before FP8 quantization and add them to the output (section 3.4). In
             "precise" V is not quantized, and this changes nothing.
         is_causal: query i attends to keys 0..i, aligned at the top left.
@@ -71,7 +72,7 @@ class AttentionOptions:
             message names the option.
     """
 
-    mode: str = _option("8b", choices={"8b": 8, "4b": 4, "precise": 16, "exact": None}, argument="mode")
+    mode: str = _option("8b", choices={"8b": 8, "4b": 4, "precise": 16, "exact": None, "auto": None}, argument="mode")
     smooth_v: bool = _option(False, argument="smooth_v")
     is_causal: bool = _option(False, argument="causal", per_call=True)
     scale: float | None = _option(None, argument="scale", per_call=True)
@@ -91,6 +92,8 @@ class AttentionOptions:
                 raise TypeError(f"[SA-208] {name} must be True or False, got {type(value).__name__}")
         if self.mode == EXACT:
             self._check_exact()
+        if self.mode == AUTO and self.pv != AUTO:
+            raise ValueError(f"[SA-208] pv must be 'auto' in mode 'auto', which decides it, got {self.pv!r}")
         if self.scale is None:
             return
         if isinstance(self.scale, bool) or not isinstance(self.scale, (int, float)):
@@ -156,7 +159,7 @@ _OF_QUANTIZATION: dict[str, tuple[Any, ...]] = {
     "smooth_v": (False,), "rotate": ("auto", "off"), "pv_accumulator": ("fp32", "auto"), "pv": ("auto",),
 }  # fmt: skip
 FLOAT_PV = ("fp8", "fp16")  # a build has one of them for its quantizing modes, whatever else it has
-MODES = tuple(mode for mode in CHOICES["mode"] if mode != EXACT)  # those that quantize
+MODES = tuple(mode for mode in CHOICES["mode"] if mode not in (EXACT, AUTO))  # those that quantize
 
 
 class ModelChoices(TypedDict, total=False):

@@ -63,7 +63,7 @@ class AttentionRequest:
             mask_shape=None if mask is None else (1,) * (4 - len(mask.shape)) + tuple(mask.shape),
             mask_dtype=None if mask is None else mask.dtype,
             has_block_mask=signature.block_mask is not None,
-            options=resolved(signature.options, device),
+            options=resolved(signature.options, device, q.dtype, q.shape[3]),
             heads_first=bool(q.stride) and q.stride[heads] > q.stride[tokens],
             accumulator_is_open=signature.options.pv_accumulator == AUTO,
         )

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import combinations, product
+from typing import NamedTuple
 
 import torch
 
@@ -74,8 +75,15 @@ def _terms(work: Work) -> tuple[float, float, float, float]:
 _USED = [list(used) for count in (4, 3, 2, 1) for used in combinations(range(4), count) if 1 in used]
 
 
+class TimedCall(NamedTuple):
+    """The measured seconds of a call by a candidate."""
+
+    seconds: float
+    candidate: Candidate
+
+
 class TunedChoices:
-    """What follows from `times`. Answers are None where the times decide nothing."""
+    """What follows from `times`, of calls of `head_dims`. Answers are None where the times decide nothing."""
 
     def __init__(self, times: Times) -> None:
         self.times = times
@@ -85,7 +93,7 @@ class TunedChoices:
             by_model.setdefault((candidate, work.head_dim, work.kind), {})[work] = seconds
         self._models = {key: CostModel.fitted(points) for key, points in by_model.items()}
         self._candidates = list(dict.fromkeys(candidate for candidate, *_ in self._models))
-        self._head_dims = sorted({head_dim for _, head_dim, _ in self._models})
+        self.head_dims = sorted({head_dim for _, head_dim, _ in self._models})
 
     def seconds(self, candidate: Candidate, work: Work) -> float | None:
         """Predicted seconds of a call, from the model fitted at the next larger measured head_dim.
@@ -106,7 +114,7 @@ class TunedChoices:
 
     def timed_head_dim(self, head_dim: int) -> int | None:
         """The smallest measured head_dim that is not below `head_dim`."""
-        return next((timed for timed in self._head_dims if timed >= head_dim), None)
+        return next((timed for timed in self.head_dims if timed >= head_dim), None)
 
     def error(self, candidate: Candidate, head_dim: int) -> float | None:
         """The relative L2 error of a candidate that quantizes, on Gaussian inputs."""
@@ -151,7 +159,7 @@ class TunedChoices:
         for half in self._candidates:
             if half.mode == mode and half.pv_accumulator == "fp16":
                 full = replace(half, pv_accumulator="fp32")
-                for work in map(self.long_call, self._head_dims):
+                for work in map(self.long_call, self.head_dims):
                     pair = self.times.seconds.get((half, work)), self.times.seconds.get((full, work))
                     if pair[0] is not None and pair[1] is not None:
                         logs.append(math.log(pair[0] / pair[1]))
@@ -160,37 +168,19 @@ class TunedChoices:
             return None
         return "fp16" if mean < 0.0 else "fp32"
 
-    def fastest_of(self, mode: str, work: Work, *, rotate: bool) -> tuple[Candidate, float] | None:
-        """Of the candidates of `mode` that do not smooth V, the fastest in `work` and its seconds, as measured."""
+    def fastest_of(self, mode: str, work: Work, *, rotate: bool, pv_accumulator: str | None = None) -> TimedCall | None:
+        """Of the candidates of `mode` that do not smooth V, the fastest in `work`, as measured.
+
+        pv_accumulator: None takes the faster accumulators.
+        """
         timed = [
-            (candidate, seconds)
+            TimedCall(seconds, candidate)
             for (candidate, size), seconds in self.times.seconds.items()
-            if size == work and (candidate.mode, candidate.rotate, candidate.smooth_v) == (mode, rotate, False)
+            if size == work
+            and (candidate.mode, candidate.rotate, candidate.smooth_v) == (mode, rotate, False)
+            and pv_accumulator in (None, candidate.pv_accumulator)
         ]
-        return min(timed, key=lambda pair: pair[1], default=None)
-
-    def four_bits_pay(self) -> bool | None:
-        """Whether 4 bits save enough time to give up accuracy for; None when a mode was not timed."""
-        ratio = self._mode_ratio("4b", "8b")
-        return None if ratio is None else ratio * 1.25 <= 1.0
-
-    def modes_by_speed(self, modes: Sequence[str]) -> tuple[str, ...]:
-        """`modes`, each with its faster accumulators, the fastest first; their own order decides within the noise."""
-        order: list[str] = []
-        for mode in modes:
-            place = len(order)
-            while place and (self._mode_ratio(mode, order[place - 1]) or 1.0) * (1.0 + self.margin) < 1.0:
-                place -= 1
-            order.insert(place, mode)
-        return tuple(order)
-
-    def _mode_ratio(self, mode: str, other: str) -> float | None:
-        ratios = []
-        for work, rotate in product(map(self.long_call, self._head_dims), ROTATIONS):
-            pair = self.fastest_of(mode, work, rotate=rotate), self.fastest_of(other, work, rotate=rotate)
-            if pair[0] is not None and pair[1] is not None:
-                ratios.append(math.log(pair[0][1] / pair[1][1]))
-        return math.exp(sum(ratios) / len(ratios)) if ratios else None
+        return min(timed, key=lambda call: call.seconds, default=None)
 
     def long_call(self, head_dim: int) -> Work:
         """The timed call with the most pairs, of those the one with the fewest tokens: it says most about the products.
@@ -218,7 +208,7 @@ class TunedChoices:
         Candidates that smooth V are left out: that costs little.
         """
         lines = []
-        for head_dim in self._head_dims:
+        for head_dim in self.head_dims:
             work = self.long_call(head_dim)
             seconds_of = {
                 candidate: seconds
@@ -245,7 +235,7 @@ class TunedChoices:
         fastest = self.fastest_of("8b", work, rotate=rotate)
         if fastest is None:
             return ""
-        length = self.crossover(fastest[0], work.head_dim, work.heads)
+        length = self.crossover(fastest.candidate, work.head_dim, work.heads)
         name = "8b with rotation" if rotate else "8b"
         if length is None:
             return f"; exact attention is always faster than {name}"

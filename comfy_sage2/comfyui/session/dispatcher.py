@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import torch
 
+from ...autotune.auto_mode import auto_mode
 from ...autotune.store import choices_of
 from ...call_site import CallSite
 from ...options import EXACT, MODES, AttentionOptions
@@ -25,11 +26,6 @@ from .sparsity import BlockSparsity
 log = logging.getLogger("comfy_sage2")
 
 OFF = Decision(reason="[SA-301] mode is off")
-
-
-def chosen_mode(settings: Settings, device: torch.device | None, head_dim: int | None) -> str:
-    """The mode of calls of this head_dim on `device` (None of either: of any), where the node leaves it to us."""
-    return "8b" if settings.mode == AUTO else settings.mode
 
 
 class Dispatcher:
@@ -66,7 +62,8 @@ class Dispatcher:
         self.device = device
         self.is_first = is_first
         self.own_is_torchs = own_is_torchs
-        self._options = {mode: settings.options(mode) for mode in (*MODES, EXACT)}
+        self._options = {mode: settings.options(mode) for mode in (*MODES, AUTO, EXACT)}
+        self._auto_calls: dict[int, torch.dtype] = {}  # the head_dims of calls in mode auto, for the report
         self._failures: set[str] = set()  # that went to the log
         self._outside: list[str | None] = []  # for each step, why the node is not active in it
 
@@ -87,10 +84,13 @@ class Dispatcher:
         reason = self._reason_against(call, site)
         if reason is not None:
             return self._in_full_precision(call, reason)
-        mode = chosen_mode(self.settings, self.device, call.head_dim)
-        if self.guard is not None and site.layer in self.guard.restricted and mode in LESS_EXACT:
+        mode = self.settings.mode
+        if self.guard is not None and site.layer in self.guard.restricted and mode in (AUTO, *LESS_EXACT):
             mode = PRECISE
-        return self._decision(call, self._options[mode])
+        decision = self._decision(call, self._options[mode])
+        if mode == AUTO and decision.plan is not None:
+            self._auto_calls.setdefault(decision.plan.request.head_dim, decision.plan.request.dtype)
+        return decision
 
     def more_exact(self, call: AttentionCall, decision: Decision) -> Decision | None:
         """How to compute `call` again after `decision`, that of a backend, gave a result that is not finite.
@@ -181,8 +181,14 @@ class Dispatcher:
 
     def reasoning(self) -> Sequence[str]:
         """For the report, why the calls were served as they were."""
-        choices = None if self.device is None else choices_of(self.device)
-        return () if choices is None else [f"measured on this GPU: {line}" for line in choices.lines()]
+        if self.device is None:
+            return ()
+        lines = []
+        for head_dim, dtype in self._auto_calls.items():
+            decided = auto_mode(self._options[AUTO], self.device, dtype, head_dim)
+            lines.append(f"auto at head_dim {head_dim}: {decided.reason}")
+        choices = choices_of(self.device)
+        return lines if choices is None else [*lines, *(f"measured on this GPU: {line}" for line in choices.lines())]
 
 
 def with_backend(device: torch.device, settings: Settings) -> Settings:
@@ -201,7 +207,7 @@ def probe(device: torch.device, settings: Settings) -> Decision:
     """How ordinary calls will be served on `device`, or why none can be."""
     if settings.mode == "off":
         return OFF
-    request = AttentionRequest.minimal(device, settings.options(chosen_mode(settings, device, None)))
+    request = AttentionRequest.minimal(device, settings.options(settings.mode))
     backend = None if settings.backend == AUTO else settings.backend
     found = choose(request, backend, accelerated_only=True)
     if isinstance(found, Refusal):

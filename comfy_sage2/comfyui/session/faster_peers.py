@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from ...accumulators import resolved
@@ -10,7 +12,6 @@ from ...autotune.store import choices_of
 from ...autotune.timings import Candidate, Work
 from ...options import EXACT
 from ..settings import ALWAYS, AUTO, FASTEST, SPARSE_OFF, Settings
-from .dispatcher import chosen_mode
 
 
 def notes_on_peers(device: torch.device, settings: Settings, backend: str | None) -> tuple[str, ...]:
@@ -21,23 +22,30 @@ def notes_on_peers(device: torch.device, settings: Settings, backend: str | None
     choices = choices_of(device)
     if choices is None or backend is None or settings.backend != AUTO or settings.mode in (EXACT, "off"):
         return ()
-    mine = Candidate.of(backend, resolved(settings.options(chosen_mode(settings, device, None)), device))
+    options = settings.options(settings.mode)
+    mine = {
+        head_dim: Candidate.of(backend, resolved(options, device, torch.bfloat16, head_dim))
+        for head_dim in choices.head_dims
+    }
     notes = [_note(choices, mine, peer, settings) for peer in choices.peers]
     return tuple(note for note in notes if note is not None)
 
 
-def _note(choices: TunedChoices, mine: Candidate, peer: Candidate, settings: Settings) -> str | None:
-    works = [work for candidate, work in choices.times.seconds if candidate == mine]
-    ratios = {work: _ratio(choices, mine, peer, work, beside_exact=settings.when != ALWAYS) for work in works}
+def _note(choices: TunedChoices, mine: Mapping[int, Candidate], peer: Candidate, settings: Settings) -> str | None:
+    """mine: by head_dim what the node takes."""
+    works = [work for candidate, work in choices.times.seconds if candidate == mine[work.head_dim]]
+    beside_exact = settings.when != ALWAYS
+    ratios = {work: _ratio(choices, mine[work.head_dim], peer, work, beside_exact=beside_exact) for work in works}
     faster = {work: ratio for work, ratio in ratios.items() if ratio > 1.0 + choices.margin}
     if not faster:
         return None
     fastest = max(faster, key=faster.__getitem__)
-    error, own_error = (choices.error(candidate, fastest.head_dim) for candidate in (peer, mine))
+    own = mine[fastest.head_dim]
+    error, own_error = (choices.error(candidate, fastest.head_dim) for candidate in (peer, own))
     known = error is not None and own_error is not None
-    shown = f"; its relative L2 error is {error:.3f}, and that of {mine.words} is {own_error:.3f}" if known else ""
+    shown = f"; its relative L2 error is {error:.3f}, and that of {own.words} is {own_error:.3f}" if known else ""
     text = (
-        f"{peer.words} was measured to be up to {faster[fastest]:.2f} times as fast as {mine.words} on this GPU, in "
+        f"{peer.words} was measured to be up to {faster[fastest]:.2f} times as fast as {own.words} on this GPU, in "
         f"{len(faster)} of {len(works)} calls{shown}."
     )
     if settings.when == ALWAYS:
@@ -47,7 +55,7 @@ def _note(choices: TunedChoices, mine: Candidate, peer: Candidate, settings: Set
         )
     if settings.sparse != SPARSE_OFF:
         return f"[SA-320] {text} It skips no key blocks, so it computes nothing while `sparse` is on"
-    is_no_less_exact = all(choices.is_no_less_exact(peer, mine, work.head_dim) for work in faster)
+    is_no_less_exact = all(choices.is_no_less_exact(peer, mine[work.head_dim], work.head_dim) for work in faster)
     if settings.when == FASTEST or is_no_less_exact:
         return f"[SA-319] {text} It computes the calls for which it is faster"
     return (

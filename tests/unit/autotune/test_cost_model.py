@@ -29,9 +29,6 @@ def choices(
     return TunedChoices(Times(made_up_gpu(slower, without), noise))
 
 
-MODES = ("4b", "8b")  # in the shipped order
-
-
 @pytest.mark.parametrize(
     "parts", [(6e-6, 3e-14, 5e-10, 9e-10), (0.0, 3e-14, 0.0, 0.0), (1e-5, 3e-14, 0.0, 0.0), (0.0, 3e-14, 5e-10, 5e-10)]
 )
@@ -52,32 +49,23 @@ def test_models_never_have_negative_parts() -> None:
 def test_an_ordinary_geforce_card() -> None:
     found = choices()
     assert found.accumulator("8b") == found.accumulator("4b") == "fp16"
-    assert found.modes_by_speed(MODES) == ("4b", "8b")
-    assert found.four_bits_pay() is False  # 560 against 440, less the smoothing of Q
     assert found.fastest_first(["torch-flash", "torch-cudnn"], Work(16, 4096, 4096, 128)) == [
         "torch-cudnn", "torch-flash"
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("slower", "accumulator", "mode", "pay"),
-    [
-        ({EIGHT_HALF: 1.6}, "fp32", "4b", True),
-        ({EIGHT_HALF: 3.0, EIGHT: 3.0}, "fp16", "4b", True),
-        ({FOUR_HALF: 3.0, FOUR: 3.0}, "fp16", "8b", False),
-    ],
+    ("slower", "accumulator"), [({EIGHT_HALF: 1.6}, "fp32"), ({EIGHT_HALF: 3.0, EIGHT: 3.0}, "fp16")]
 )
-def test_slow_candidates_lose(slower: dict[Candidate, float], accumulator: str | None, mode: str, pay: bool) -> None:
-    found = choices(slower)
-    assert (found.accumulator("8b"), found.modes_by_speed(MODES)[0], found.four_bits_pay()) == (accumulator, mode, pay)
+def test_slow_accumulators_lose(slower: dict[Candidate, float], accumulator: str) -> None:
+    assert choices(slower).accumulator("8b") == accumulator
 
 
 def test_ties_decide_nothing() -> None:
     base = made_up_gpu()
     tie = {**base, **{(one, work): base[EIGHT_HALF, work] for one in (EIGHT, FOUR, FOUR_HALF) for work in WORKS}}
     found = TunedChoices(Times(tie, 0.0))
-    assert found.modes_by_speed(MODES) == MODES and found.accumulator("8b") is None and found.accumulator("4b") is None
-    assert found.four_bits_pay() is False
+    assert found.accumulator("8b") is None and found.accumulator("4b") is None
     assert choices(without=(EIGHT,)).accumulator("8b") is None  # with one of them there is no choice
 
 
@@ -100,7 +88,7 @@ def test_what_was_not_timed_decides_nothing(missing: tuple[Candidate, ...]) -> N
         assert found.seconds(candidate, work) is None
         assert not found.is_faster(candidate, EIGHT, work) and not found.is_faster(EIGHT, candidate, work)
     if FOUR in missing:
-        assert found.modes_by_speed(MODES) == MODES and found.four_bits_pay() is None
+        assert found.accumulator("4b") is None
     if FLASH in missing:
         assert found.fastest_first(["torch-flash", "torch-cudnn"], work) == ["torch-flash", "torch-cudnn"]
     assert found.lines()
@@ -250,7 +238,6 @@ def test_the_long_call_is_the_square_one() -> None:
     for order in (1, -1):
         found = TunedChoices(Times(dict(list(times.items())[::order]), 0.0))
         assert all("4096 tokens" in line for line in found.lines())
-        assert found.four_bits_pay() is False
 
 
 def test_the_long_call_is_an_ordinary_one() -> None:

@@ -215,12 +215,16 @@ def test_a_folder_that_cannot_be_written_is_no_error(machine: Machine) -> None:
 def test_accumulators_follow_the_times(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     device, options = torch.device("cuda", 0), AttentionOptions(pv_accumulator="auto")
     monkeypatch.setattr(accumulators, "_of_device", lambda device: "fp16")
-    assert accumulators.resolved(options, device).pv_accumulator == "fp16"  # as shipped
+
+    def pv_accumulator(options: AttentionOptions) -> str:
+        return accumulators.resolved(options, device, torch.bfloat16, 128).pv_accumulator
+
+    assert pv_accumulator(options) == "fp16"  # as shipped
     machine.slower = {EIGHT_HALF: 2.0}
     machine.ask()
-    assert accumulators.resolved(options, device).pv_accumulator == "fp32"
-    assert accumulators.resolved(AttentionOptions("4b", pv_accumulator="auto"), device).pv_accumulator == "fp16"
-    assert accumulators.resolved(AttentionOptions(pv_accumulator="fp16"), device).pv_accumulator == "fp16"
+    assert pv_accumulator(options) == "fp32"
+    assert pv_accumulator(AttentionOptions("4b", pv_accumulator="auto")) == "fp16"
+    assert pv_accumulator(AttentionOptions(pv_accumulator="fp16")) == "fp16"
 
 
 @pytest.mark.parametrize("slow", [CUDNN, FLASH])

@@ -59,11 +59,15 @@ def geforce(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     accumulators._of_device.cache_clear()
 
 
+def resolved(options: AttentionOptions, device: torch.device) -> AttentionOptions:
+    return accumulators.resolved(options, device, torch.bfloat16, 128)
+
+
 @pytest.mark.usefixtures("geforce")
 def test_each_device_has_its_own() -> None:
     options = AttentionOptions(smooth_v=True, pv_accumulator="auto")
     devices = [torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cpu")]
-    found = [accumulators.resolved(options, device) for device in devices]
+    found = [resolved(options, device) for device in devices]
     assert [one.pv_accumulator for one in found] == ["fp16", "fp32", "fp32"]
     assert all(one.smooth_v for one in found)
 
@@ -72,13 +76,13 @@ def test_each_device_has_its_own() -> None:
 @pytest.mark.parametrize("chosen", ["fp32", "fp16"])
 def test_a_choice_stays(chosen: str) -> None:
     options = AttentionOptions(pv_accumulator=chosen)
-    assert accumulators.resolved(options, torch.device("cuda", 0)) is options
+    assert resolved(options, torch.device("cuda", 0)) is options
 
 
 @pytest.mark.usefixtures("geforce")
 def test_precise_takes_half_precision_too() -> None:
     options = AttentionOptions("precise", pv_accumulator="auto")
-    assert accumulators.resolved(options, torch.device("cuda", 0)).pv_accumulator == "fp16"
+    assert resolved(options, torch.device("cuda", 0)).pv_accumulator == "fp16"
 
 
 @pytest.mark.usefixtures("geforce")

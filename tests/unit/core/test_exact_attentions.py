@@ -107,7 +107,8 @@ def test_options_of_the_quantization_are_refused(option: dict[str, Any]) -> None
 
 def test_open_accumulators_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulators, "_of_device", lambda device: "fp16")
-    assert accumulators.resolved(AttentionOptions(EXACT, pv_accumulator="auto"), torch.device("cpu")) == OPTIONS
+    options = AttentionOptions(EXACT, pv_accumulator="auto")
+    assert accumulators.resolved(options, torch.device("cpu"), torch.bfloat16, 128) == OPTIONS
 
 
 def test_the_reference_serves_it_anywhere(fresh_seed: int) -> None:

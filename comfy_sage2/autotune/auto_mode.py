@@ -1,0 +1,58 @@
+"""Mode "auto": "precise" where it costs at most 15 % more time than "8b" on this GPU, else "8b".
+
+What "precise" costs depends on the GPU: P and V have 16 bits, and tensor cores multiply these at half the rate of 8
+bits, if at all at full rate with FP32 sums. On an H100 it is 7 % of a call. So the GPU's own measurement decides, by
+one call for each head_dim: self-attention of 4,096 tokens (`TunedChoices.long_call`). Of such calls throughput decides
+the time, and most of a sampling's time is theirs; in shorter ones the launch and the quantization of K count, which
+both modes have. Both modes are taken with the rotation and the accumulators of the options, or the faster accumulators.
+
+The decision is made when a call is planned and depends on GPU, dtype, head_dim and these options alone, so that all
+calls of a sampling have the same one. "4b" is never chosen.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..options import AUTO, AttentionOptions
+from .cost_model import TunedChoices
+from .store import choices_of
+
+MOST_RATIO = 1.15  # of the time of "precise" to that of "8b"
+
+
+class AutoMode(NamedTuple):
+    """The mode that "auto" stands for, and why, in words for the report."""
+
+    mode: str
+    reason: str
+
+
+def auto_mode(options: AttentionOptions, device: torch.device, dtype: torch.dtype, head_dim: int) -> AutoMode:
+    """The mode of calls with these options, tensors on `device` of `dtype`, and this head_dim."""
+    choices = choices_of(device)
+    if choices is None:
+        return AutoMode("8b", "8b, as nothing was measured on this device")
+    timed = choices.timed_head_dim(head_dim)
+    if timed is None or dtype == torch.float32:
+        return AutoMode("8b", "8b, as such calls are not timed")
+    return _of_times(choices, timed, options)
+
+
+def _of_times(choices: TunedChoices, head_dim: int, options: AttentionOptions) -> AutoMode:
+    work, rotate = choices.long_call(head_dim), options.rotate != "off"
+    accumulator = None if options.pv_accumulator == AUTO else options.pv_accumulator
+    eight, precise = (
+        choices.fastest_of(mode, work, rotate=rotate, pv_accumulator=accumulator) for mode in ("8b", "precise")
+    )
+    if eight is None or precise is None:
+        return AutoMode("8b", "8b, as only one of 8b and precise was timed with these options")
+    ratio = precise.seconds / eight.seconds
+    speed = f"{abs(ratio - 1.0):.0%} {'slower' if ratio >= 1.0 else 'faster'}"
+    if ratio > MOST_RATIO:
+        return AutoMode("8b", f"8b, as precise is {speed} here")
+    error, precise_error = (choices.error(call.candidate, head_dim) for call in (eight, precise))
+    exactness = f" and {error / precise_error:.1f} times as exact on Gaussian inputs" if error and precise_error else ""
+    return AutoMode("precise", f"precise, {speed} than 8b here{exactness}")

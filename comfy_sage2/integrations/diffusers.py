@@ -1,10 +1,12 @@
 """SageAttention2 for diffusers models: `patch(transformer)`.
 
-Attention modules of diffusers end, through their processors, in torch's scaled_dot_product_attention. A patch stands
-around the forward of each such module and answers the calls made inside it; nothing outside the model is changed.
+Attention modules of diffusers end, through their processors, in torch's scaled_dot_product_attention. A patch wraps the
+forward of each such module and answers the calls that are made inside it; nothing outside the model is changed.
 
-Under torch.compile a call is one opaque operator, so that the graph does not break: who serves it is decided, and
-counted, when the compiled model runs.
+There are two ways to see such a call. In eager mode a TorchFunctionMode around the forward intercepts torch's function
+in this thread. A compiler cannot trace such a mode, so while it traces the forward, another function stands in torch's
+module in place of torch's own; it puts one opaque operator into the graph, which does not break. Who serves the call is
+decided, and counted, when the compiled model runs.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MethodType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,11 +25,13 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .. import registry
+from ..autotune.auto_mode import auto_mode
 from ..operators import define, run, run_by_the_compiler
-from ..options import AttentionOptions, ModelChoices
+from ..options import AUTO, EXACT, AttentionOptions, ModelChoices, check_choice
 from ..plan import Refusal, plan
-from ..signature import CallSignature
+from ..signature import ANY, IGNORED, NO_LESS_EXACT, CallSignature
 from ..tensors import OptionalTensors, with_dense_rows
+from ..timing.measure import ensure_timed
 from .torch_attention import DO_NOT_FIT, CallTensors, autocast, in_four_dimensions, reason_for_torch
 
 if TYPE_CHECKING:
@@ -37,6 +41,10 @@ NOT_CALLED = (
     "the attention module did not call scaled_dot_product_attention: set the model's attention backend to 'native'"
 )
 HEADS_DIFFER = "[SA-201] q and k have different head counts without enable_gqa"
+DEFAULTS = AttentionOptions(mode=AUTO, pv_accumulator=AUTO)  # as those of the SageAttention2 node
+# `when` -> what becomes of another package's attention that was measured to be faster: of `signature.PEER_RULES`.
+WHERE_FASTER, ALWAYS = "where it is faster", "always"
+_WHEN: Mapping[str, str] = {WHERE_FASTER: NO_LESS_EXACT, ALWAYS: IGNORED, "whatever is fastest": ANY}
 
 # By the names under which compiled models know them: the compiler may take a number for a size of any value.
 _patches: WeakValueDictionary[str, Patch] = WeakValueDictionary()
@@ -46,15 +54,21 @@ _numbers = itertools.count()
 class Patch:
     """Quantized attention in one model, from `patch` until `undo` or the end of a `with` block.
 
-    calls: finished calls by backend name.
-    fallbacks: calls left to torch's own attention, by reason in words. One that a compiled graph leaves to torch for
-        its form, whatever runs, is counted when the graph is made.
+    Attributes:
+        options: of all calls, but for what each call decides.
+        when: as of `patch`.
+        calls: finished calls by backend name.
+        fallbacks: calls left to torch's own attention, by reason in words. One that a compiled graph leaves to torch
+            for its form, whatever runs, is counted when the graph is made.
+        auto_modes: by head_dim, what mode "auto" came to, and why.
     """
 
-    def __init__(self, model: torch.nn.Module, options: AttentionOptions, backend: str | None) -> None:
+    def __init__(self, model: torch.nn.Module, options: AttentionOptions, when: str, backend: str | None) -> None:
+        self.options = options
+        self.when = when
         self.calls: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
-        self._options = options
+        self.auto_modes: dict[int, str] = {}
         self._backend = backend
         self._name = f"patch {next(_numbers)}"
         self._is_at_work = True
@@ -106,9 +120,10 @@ class Patch:
         self.undo()
 
     def summary(self) -> str:
-        """Calls by backend and fallbacks by reason, a line each."""
+        """Calls by backend, fallbacks by reason, and what mode "auto" came to, a line each."""
         lines = [f"{count} calls: {name}" for name, count in self.calls.most_common()]
         lines += [f"{count} calls left to torch: {reason}" for reason, count in self.fallbacks.most_common()]
+        lines += [f"auto, head_dim {head_dim}: {reason}" for head_dim, reason in self.auto_modes.items()]
         return "\n".join(lines) or "no attention call yet"
 
     def _answering(self, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,23 +155,41 @@ class Patch:
         return None if out is None else out.reshape(inputs.q.shape)
 
     def planned(self, inputs: CallTensors, is_causal: bool, scale: float | None) -> torch.Tensor | None:
-        """The result of a call by a backend, or None, counted, when no backend can compute it."""
-        backend = self._backend
+        """The result of a call by a backend, or None, counted, when torch has to compute it."""
         q, k, v = (with_dense_rows(tensor) for tensor in inputs[:3])
+        ensure_timed(q.device)
         try:
-            options = replace(self._options, is_causal=is_causal, scale=scale)
             optional = OptionalTensors.of(inputs.mask, None, None)
-            signature = CallSignature.of(q, k, v, options, optional, backend=backend, accelerated_only=backend is None)
+            options = _of_call(self.options, is_causal, scale)
+            signature = CallSignature.of(
+                q,
+                k,
+                v,
+                options,
+                optional,
+                backend=self._backend,
+                accelerated_only=self._backend is None,
+                where_faster=self._backend is None and self.when != ALWAYS and options.mode != EXACT,
+                peers=IGNORED if self._backend is not None else _WHEN[self.when],
+                own_is_torchs=True,
+            )
         except (TypeError, ValueError) as error:
             self.fallbacks[str(error)] += 1
             return None
-        found = plan(signature)
-        if isinstance(found, Refusal):
-            self.fallbacks[found.reason] += 1
+        if options.mode == AUTO and q.shape[-1] not in self.auto_modes:
+            self.auto_modes[q.shape[-1]] = auto_mode(options, q.device, q.dtype, q.shape[-1]).reason
+        call_plan = plan(signature)
+        if isinstance(call_plan, Refusal):
+            self.fallbacks[call_plan.reason] += 1
             return None
-        out, _ = run(found, q, k, v, optional)
-        self.calls[found.backend.name] += 1
+        out, _ = run(call_plan, q, k, v, optional)
+        self.calls[call_plan.backend.name] += 1
         return out
+
+
+@functools.lru_cache(maxsize=256)
+def _of_call(options: AttentionOptions, is_causal: bool, scale: float | None) -> AttentionOptions:
+    return replace(options, is_causal=is_causal, scale=scale)
 
 
 def _form(inputs: CallTensors, dropout_p: float, gqa: bool) -> tuple[str, CallTensors | None]:
@@ -189,7 +222,7 @@ class _Interceptor(TorchFunctionMode):
 
 
 class _TracedAttention:
-    """In the place of torch's function while a compiler traces a module: puts an operator into the graph."""
+    """Stands for torch's function while a compiler traces a module: puts an operator into the graph."""
 
     def __init__(self, name: str, torchs: Callable[..., Any]) -> None:
         self.asked = False
@@ -203,7 +236,7 @@ class _TracedAttention:
         reason, fitting = _form(inputs, dropout_p, gqa)
         if fitting is None:
             _count_compiled(self._name, reason)
-            # In its place again: the class of a tensor may know torch's attention by that.
+            # Torch's own again: the class of a tensor may know torch's attention by its place in the module.
             F.scaled_dot_product_attention = self._torchs
             try:
                 return self._torchs(*args, **kwargs)
@@ -288,6 +321,7 @@ _operator = define(
 def patch(
     transformer: torch.nn.Module,
     *,
+    when: str = WHERE_FASTER,
     backend: str | None = None,
     options: AttentionOptions | None = None,
     **choices: Unpack[ModelChoices],
@@ -299,21 +333,27 @@ def patch(
     and are counted with the reason. The model may be compiled after it, with fullgraph=True and by
     compile_repeated_blocks too; after `undo` it is compiled anew.
 
+    The defaults are those of the SageAttention2 node. Of its inputs a patch lacks `guard`, `sparse`, the shares of the
+    steps and `apply_to`: a call of diffusers says nothing of its step and layer. The first call on a GPU times it.
+
     Args:
         transformer: the model, for example `pipeline.transformer`.
-        backend: a name from `comfy_sage2.explain`; None takes the first accelerated one that can run, and leaves the
-            call to torch when there is none.
+        when: "where it is faster" leaves a call to an exact attention, or to another package's that is no less exact,
+            where these were measured to be faster; "always" does not; "whatever is fastest" takes a less exact one too.
+        backend: a name from `comfy_sage2.explain`, which serves all calls, whatever `when` says; None takes the first
+            accelerated one that can run, and leaves the call to torch when there is none.
         options, choices: as for `comfy_sage2.attention`, but for what each call decides: mode="4b", smooth_v=True.
-            Without `options`, pv_accumulator is "auto".
+            Without `options`, mode and pv_accumulator are "auto".
 
     Returns:
         The patch: a context manager whose `undo` restores the model and whose `summary` says what ran.
 
     Raises:
         TypeError: an unknown option.
-        ValueError: an unknown mode or backend, or a model without attention modules.
+        ValueError: an unknown mode, `when` or backend, or a model without attention modules.
     """
-    chosen = AttentionOptions.of_model(options or AttentionOptions(pv_accumulator="auto"), choices)
+    chosen = AttentionOptions.of_model(DEFAULTS if options is None else options, choices)
+    check_choice("when", when, _WHEN)
     if backend is not None:
         registry.get(backend)
-    return Patch(transformer, chosen, backend)
+    return Patch(transformer, chosen, when, backend)

@@ -47,7 +47,7 @@ class DiffusersHost:
                 patched = stack.enter_context(
                     _Baseline(self._transformer, variant)
                     if variant in BASELINES
-                    else patch(self._transformer, mode=variant, rotate="auto", backend=job.backend)
+                    else patch(self._transformer, mode=variant, when="always", backend=job.backend)
                 )
             latent = self._denoise(job, progress)
         frames = self._decode(latent)
@@ -81,7 +81,7 @@ class _Baseline(Patch):
     """A patch whose calls a baseline of the paper answers."""
 
     def __init__(self, model: torch.nn.Module, name: str) -> None:
-        super().__init__(model, AttentionOptions(), backend=None)
+        super().__init__(model, AttentionOptions(), when="always", backend=None)
         self._name = name
 
     def answer(

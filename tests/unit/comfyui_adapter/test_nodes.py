@@ -132,7 +132,7 @@ def test_one_set_of_defaults(nodes: Any) -> None:
     module = torch.nn.Linear(1, 1)
     module.processor = object()  # type: ignore[assignment]
     with diffusers.patch(module) as patch:
-        assert patch._options == Settings().options("8b")
+        assert (patch.options, patch.when) == (Settings().options(Settings().mode), Settings().when)
 
 
 def test_the_node_has_three_widgets_and_the_options_node_the_others(nodes: Any) -> None:

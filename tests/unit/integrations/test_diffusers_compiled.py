@@ -30,7 +30,7 @@ def fresh_compiler() -> None:
 def flux() -> Any:
     make: Any = FluxTransformer2DModel  # has no annotations
     model = make(
-        patch_size=1, in_channels=16, num_layers=2, num_single_layers=2, attention_head_dim=32, num_attention_heads=2,
+        patch_size=1, in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=32, num_attention_heads=2,
         joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=[8, 12, 12],
     )  # fmt: skip
     return model.eval().requires_grad_(False)
@@ -69,8 +69,9 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[..., torch.Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("name", MODELS)
+# aot_eager asks the operator for its schema and its results without values, as inductor does.
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "backend"), [("flux", "aot_eager"), ("wan", "eager")])
 def test_one_graph_and_the_results_of_the_plain_model(name: str, backend: str) -> None:
     make, run = MODELS[name]
     model = make()
@@ -87,50 +88,49 @@ def test_one_graph_and_the_results_of_the_plain_model(name: str, backend: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_repeated_blocks(name: str) -> None:
+def test_repeated_blocks() -> None:
     """What diffusers advises."""
-    make, run = MODELS[name]
-    model = make()
+    model = wan()
     with patch(model, backend="reference") as patched:
-        eager = run(model)
+        eager = run_wan(model)
         calls = patched.calls["reference"]
-        model.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
-        torch.testing.assert_close(run(model), eager, rtol=1e-3, atol=1e-3)
+        model.compile_repeated_blocks(fullgraph=True, backend="eager")
+        torch.testing.assert_close(run_wan(model), eager, rtol=1e-3, atol=1e-3)
         assert patched.calls["reference"] == 2 * calls
     assert not counters["graph_break"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_other_sizes_in_a_compiled_model() -> None:
     model = flux()
     with patch(model, backend="reference") as patched:
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
         for side in (8, 6, 10):
             torch.testing.assert_close(run_flux(compiled, side), run_flux(model, side), rtol=1e-3, atol=1e-3)
-    assert patched.calls["reference"] == 6 * 4
+    assert patched.calls["reference"] == 6 * 2
 
 
 def test_reasons_reach_the_summary() -> None:
     """Here no kernel can serve: decided when the model runs, and the graph is the same."""
-    model = flux()
-    full = run_flux(model)
-    with patch(model, options=None) as patched:
-        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-        assert torch.allclose(run_flux(compiled), full, atol=1e-4)
+    model = wan()
+    full = run_wan(model)
+    with patch(model) as patched:
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        assert torch.allclose(run_wan(compiled), full, atol=1e-4)
         if not torch.cuda.is_available():
             assert not patched.calls and "SA-103" in patched.summary() and sum(patched.fallbacks.values()) == 4
 
 
 def test_after_undo_the_model_is_its_own_again() -> None:
-    model = flux()
-    full = run_flux(model)
-    compiled = torch.compile(model, backend="aot_eager")
+    model = Attention(attended)
+    x = torch.randn(2, 4, 24, 32)
+    full = model(x)
+    compiled = torch.compile(model, backend="eager")
     patched = patch(model, backend="reference")
-    assert not torch.equal(run_flux(compiled), full)
+    assert not torch.equal(compiled(x), full)
     before = patched.calls.total()
     patched.undo()
-    torch.testing.assert_close(run_flux(compiled), full, rtol=1e-5, atol=1e-5)
+    assert torch.equal(compiled(x), full)
     assert patched.calls.total() == before
 
 
@@ -172,36 +172,20 @@ CALLS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str | None]] = {
 @pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_of_every_form(name: str, compiles: bool) -> None:
-    call, reason = CALLS[name]
-    model = Attention(call)
-    x = torch.randn(2, 4, 24, 32)
-    wanted = model(x)
-    with patch(model, backend="reference") as patched:
-        out = (torch.compile(model, fullgraph=True, backend="aot_eager") if compiles else model)(x)
-    assert out.shape == wanted.shape
-    assert float((out - wanted).abs().sum()) < 0.05 * float((wanted - 1).abs().sum())
-    if reason is None:
-        assert patched.calls == {"reference": 1} and not patched.fallbacks
-    else:
-        assert not patched.calls and [reason in found for found in patched.fallbacks] == [True]
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_calls_of_every_form_in_a_graph_of_any_size(name: str) -> None:
-    """The compiler takes all numbers for sizes of any value there, that of a second patch among them."""
+    """In a graph of any size: the compiler takes all numbers for sizes of any value, that of a second patch too."""
     call, reason = CALLS[name]
     x = torch.randn(2, 4, 24, 32)
     for _ in range(2):
         model = Attention(call)
         wanted = model(x)
         with patch(model, backend="reference") as patched:
-            out = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)(x)
+            out = (torch.compile(model, fullgraph=True, backend="eager", dynamic=True) if compiles else model)(x)
         assert out.shape == wanted.shape
         assert float((out - wanted).abs().sum()) < 0.05 * float((wanted - 1).abs().sum())
         if reason is None:
             assert patched.calls == {"reference": 1} and not patched.fallbacks
         else:  # counted once a tracing, of which the compiler may begin several
-            assert not patched.calls and [reason in found for found in patched.fallbacks] == [True]
+            assert not patched.calls and [reason in fallback for fallback in patched.fallbacks] == [True]
 
 
 @pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
@@ -209,7 +193,7 @@ def test_gradients_are_torchs(compiles: bool) -> None:
     model = Attention(attended)
     x = torch.randn(2, 4, 24, 32, requires_grad=True)
     with patch(model, backend="reference") as patched:
-        (torch.compile(model, fullgraph=True, backend="aot_eager") if compiles else model)(x).sum().backward()
+        (torch.compile(model, fullgraph=True, backend="eager") if compiles else model)(x).sum().backward()
     assert x.grad is not None and x.grad.abs().sum() > 0
     assert patched.fallbacks == {NEEDS_DERIVATIVE: 1}
 
@@ -223,7 +207,7 @@ def test_autocast_gives_the_dtype(compiles: bool, dtype: torch.dtype) -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         wanted = model(x)
         with patch(model, backend="reference") as patched:
-            out = (torch.compile(model, fullgraph=True, backend="aot_eager") if compiles else model)(x)
+            out = (torch.compile(model, fullgraph=True, backend="eager") if compiles else model)(x)
     assert out.dtype == wanted.dtype == torch.bfloat16
     assert float((out - wanted).abs().sum()) < 0.05 * float((wanted - 1).abs().sum())
     assert patched.calls == {"reference": 1}
@@ -240,7 +224,7 @@ def test_a_graph_break_within_a_module_leaves_torch_as_it_was() -> None:
     x = torch.randn(1, 2, 24, 32)
     wanted = model(x)
     with patch(model, backend="reference") as patched:
-        out = torch.compile(model, backend="aot_eager")(x)
+        out = torch.compile(model, backend="eager")(x)
     assert F.scaled_dot_product_attention is torchs
     assert float((out - wanted).abs().sum()) < 0.05 * float((wanted - 1).abs().sum())
     assert patched.calls == {"reference": 2}
@@ -254,5 +238,5 @@ def test_a_module_that_raises_leaves_torch_as_it_was() -> None:
     model = Attention(raising)
     message = r"on purpose|dynamic_attributes"  # the latter is an error of torch 2.6's compiler
     with patch(model, backend="reference"), pytest.raises(Exception, match=message):
-        torch.compile(model, backend="aot_eager")(torch.randn(1, 2, 24, 32))
+        torch.compile(model, backend="eager")(torch.randn(1, 2, 24, 32))
     assert F.scaled_dot_product_attention is torchs

@@ -4,8 +4,8 @@ Tensors are (B, H, N, D) with tensor_layout "HND", (B, N, H, D) with "NHD"; the 
 and the LSE is (B, H, N) float32. K is always smoothed, which changes no exact result: `smooth_k` is accepted and has no
 effect. An argument that would change the result and is not supported is a TypeError that names it.
 
-Packs put `sageattn` in the place of torch's scaled_dot_product_attention, so whatever that takes is taken too: its
-order and names of arguments, tensors of other dimensions, dropout. What no kernel can serve is torch's.
+Packs assign `sageattn` to torch.nn.functional.scaled_dot_product_attention, so it takes whatever torch's function
+takes: its order and names of arguments, tensors of other dimensions, dropout. Torch computes what no kernel can serve.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Result])
 
 
 def _or_in_torchs_order(function: _Function) -> _Function:
-    """`function`, which takes the arguments of torch's function too: with a mask or None where ours have a layout."""
+    """Let `function` also take torch's arguments in their order: a mask or None stands where ours have a layout."""
 
     @functools.wraps(function)
     def either(*args: Any, **kwargs: Any) -> Result:
@@ -219,7 +219,7 @@ def _call(
     attn_mask: torch.Tensor | None,
     others: Mapping[str, Any],
 ) -> Result:
-    """One call. others: by their names the arguments that not all of the functions have."""
+    """A call by the parameters that all functions have; `others` are those that some have, by name."""
     own: dict[str, Any] = {"is_causal": is_causal, "sm_scale": sm_scale}
     options, scale, dropout_p = _options(mode, tensor_layout, {**own, **_renamed(own, others)}, return_lse=return_lse)
     return attend(*qkv, attn_mask, options, scale, dropout_p)
@@ -259,18 +259,17 @@ def _options(
 
 def _renamed(own: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     """`others` by the names that they have here; TypeError where one contradicts an argument of `own`."""
-    found: dict[str, Any] = {}
-    for name, value in others.items():
-        known = _ALIASES.get(name, name)
-        if known == name:
-            found[name] = value
+    renamed: dict[str, Any] = {}
+    for alias, value in others.items():
+        name = _ALIASES.get(alias, alias)
+        if name == alias:
+            renamed[name] = value
         elif value is not None:  # None leaves it open, as it is without it
-            earlier = found.get(known, own[known])
+            earlier = renamed.get(name, own[name])
             if earlier not in (None, False, value):
-                different = f"{quoted(value)}, {quoted(earlier)}"
-                raise TypeError(f"[SA-602] {name} and {known} say different things: {different}")
-            found[known] = value
-    return found
+                raise TypeError(f"[SA-602] {alias} and {name} say different things: {quoted(value)}, {quoted(earlier)}")
+            renamed[name] = value
+    return renamed
 
 
 def _require_no_effect(name: str, value: object) -> None:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -132,10 +132,22 @@ def architecture(request: pytest.FixtureRequest) -> kernel_table.Architecture:
 
 
 @pytest.fixture
-def kernels(host: Path, architecture: kernel_table.Architecture, built: Path, tmp_path: Path) -> Binding:
-    """The kernels of an architecture with the real launch code, and a driver that launches nothing."""
-    cubins = tuple(cubin.name for cubin in architecture.cubins)
-    return Binding(host, tmp_path / "log", built / "driver", cubins=cubins, build=build_of(architecture))
+def kernels_of(host: Path, built: Path, tmp_path: Path) -> Callable[[kernel_table.Architecture], Binding]:
+    """Makes the kernels of an architecture with the real launch code, and a driver that launches nothing."""
+
+    def make(architecture: kernel_table.Architecture) -> Binding:
+        cubins = tuple(cubin.name for cubin in architecture.cubins)
+        return Binding(host, tmp_path / "log", built / "driver", cubins=cubins, build=build_of(architecture))
+
+    return make
+
+
+@pytest.fixture
+def kernels(
+    kernels_of: Callable[[kernel_table.Architecture], Binding], architecture: kernel_table.Architecture
+) -> Binding:
+    """The kernels of each architecture."""
+    return kernels_of(architecture)
 
 
 @pytest.fixture

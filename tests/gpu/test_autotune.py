@@ -41,7 +41,7 @@ def test_it_needs_little_memory_and_leaves_none() -> None:
     torch.cuda.reset_peak_memory_stats()
     measured()
     assert torch.cuda.max_memory_allocated() - before <= 600 * MEBIBYTE  # of the GiB that has to be free
-    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.memory_allocated() <= before  # what an earlier test left may have been freed
 
 
 def test_it_leaves_random_numbers_alone() -> None:

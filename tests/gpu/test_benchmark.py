@@ -32,4 +32,4 @@ def test_one_shape(tmp_path: Path) -> None:
     assert document["accuracy"]["sm90 8b"]["gaussian"]["relative_l1"] < 0.06
     assert all(0 <= speed["call_spread"] < 10 for speed in speeds.values())
     kernels = document["machine"]["kernels"]["sm90"]
-    assert kernels["target"] == "sm_90a" and ("sha256" in kernels or kernels["version"] == "development")
+    assert kernels["target"] == "sm_90a" and ("sha256" in kernels["wheel"] or kernels["version"] == "development")

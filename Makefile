@@ -31,7 +31,7 @@ export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help environment host-environment hooks check test test-all lint style contracts types lines format quick-tests \
-	comfyui-tests exhaustive-tests gpu-tests torch-tests platform-tests demo demo-baselines doctor host-times wheels wheels-verify clean
+	comfyui-tests exhaustive-tests gpu-tests torch-tests platform-tests demo doctor host-times wheels wheels-verify clean
 .SECONDARY:
 
 help:
@@ -44,7 +44,6 @@ help:
 	@echo "make hooks          let git run the checks of .pre-commit-config.yaml before each commit"
 	@echo "make doctor         say which attention backends can run on this machine, and why others cannot"
 	@echo "make host-times     CPU time of a call with a driver that does nothing: compare before and after a change"
-	@echo "make demo-baselines the demo with the attentions that the paper compares with"
 	@echo "make comfyui-tests  the node in every ComfyUI that is here, and the frontend in a browser"
 	@echo "make gpu-tests      the kernels on this machine's GPU"
 	@echo "make torch-tests    what a version of torch can break, with the oldest one and a newer one"
@@ -147,14 +146,11 @@ demo:
 	@echo "One short video with a small model in full precision, precise, 8b and 4b, in a ComfyUI."
 	@echo "At first PyTorch and other packages are installed, 1.5 GB without CUDA, into .venv, and as much into .venv-host,"
 	@echo "and a ComfyUI is cloned where there is none (have one? make demo COMFYUI_PATH=/path/to/ComfyUI). Then it takes about"
-	@echo "4 minutes on two free CPU cores, less on a GPU; a second run takes seconds. Results: 30 MB in demo-output/."
+	@echo "3 minutes on two free CPU cores, less on a GPU. Results: 2 MB in demo-output/."
 	@$(MAKE) environment
 	@if $(MAKE) host-environment; \
-	then $(RUN) -m lab demo $(OPTIONS) --comfyui $(COMFYUI) --comfyui-python $(HOST_PYTHON); \
-	else echo "No ComfyUI can be had: the demo runs in diffusers instead."; $(RUN) -m lab demo $(OPTIONS); fi
-
-demo-baselines: OPTIONS = --baselines
-demo-baselines: demo
+	then $(RUN) -m lab demo --comfyui $(COMFYUI) --comfyui-python $(HOST_PYTHON); \
+	else echo "No ComfyUI can be had: the demo runs in diffusers instead."; $(RUN) -m lab demo; fi
 
 # The kernel modules for Windows and ARM under wine and qemu (apt-get install wine64 wine qemu-user), before a release of
 # kernels. COMFY_SAGE2_WHEELHOUSE names other wheels than wheels/.

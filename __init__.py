@@ -56,9 +56,9 @@ def nodes_of_the_laboratory() -> list[type[io.ComfyNode]]:
     """A clone has the laboratory, an installation from the registry does not."""
     if not (ROOT / "lab").is_dir():
         return []
-    from .lab.nodes import SageAttention2DemoBaseline, SageAttention2DemoCaption
+    from .lab.nodes import SageAttention2DemoCaption
 
-    return [SageAttention2DemoCaption, SageAttention2DemoBaseline]
+    return [SageAttention2DemoCaption]
 
 
 OTHER = other_copy()

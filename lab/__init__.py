@@ -1,1 +1,1 @@
-"""The laboratory: demo, evaluation, baselines, measurements and trainings. The library never imports it."""
+"""The laboratory: demo, evaluation, baselines and measurements; the library never imports it."""

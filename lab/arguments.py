@@ -1,40 +1,79 @@
-"""Arguments that several commands of the laboratory take, and that torch has to judge."""
+"""Arguments that several commands of the laboratory take."""
 
 from __future__ import annotations
 
 import argparse
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from comfy_sage2 import registry
 from comfy_sage2.command_line import Parser
-from comfy_sage2.options import AttentionOptions
-from comfy_sage2.request import AttentionRequest
+
+Number = TypeVar("Number", int, float)
 
 
-def usable_device(text: str) -> torch.device:
+def parser_of(command: str, description: str | None, page: str) -> Parser:
+    """The parser of a command that writes `page`, with its option --results."""
+    parser = Parser(
+        prog=f"python -m lab {command}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--results", type=folder, metavar="FOLDER", help=f"write {page} there")
+    return parser
+
+
+def folder(text: str) -> Path:
+    """A type of argument: a folder for results, made before anything is measured."""
+    try:
+        Path(text).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot make the folder {text!r}: {error.strerror}") from None
+    return Path(text)
+
+
+def at_least_1(text: str) -> int:
+    """A type of argument: a whole number, 1 or more."""
+    return _number(text, int, lambda number: number >= 1, "a whole number of at least 1")
+
+
+def above_0(text: str) -> float:
+    """A type of argument: a finite number above 0."""
+    return _number(text, float, lambda number: 0 < number < float("inf"), "a number above 0")
+
+
+def _number(text: str, kind: Callable[[str], Number], fits: Callable[[Number], bool], expected: str) -> Number:
+    try:
+        number = kind(text)
+    except ValueError:
+        number = None
+    if number is None or not fits(number):
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+    return number
+
+
+def add_seed(parser: Parser) -> None:
+    """The option --seed: of the order of turns. One and the same would favor the same candidates in every run."""
+    parser.add_argument(
+        "--seed", type=int, default=secrets.randbits(32), help="of the order of turns (default: another in every run)"
+    )
+
+
+def device(text: str) -> torch.device:
     """A type of argument: a device that torch can use here."""
     try:
-        device = torch.device(text)
-        torch.empty(0, device=device)
+        chosen = torch.device(text)
+        torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:  # the latter: this torch was built without CUDA
-        reason = str(error).splitlines()[0]
-        raise argparse.ArgumentTypeError(f"torch cannot use {text!r} here: {reason}") from None
-    return device
+        raise argparse.ArgumentTypeError(f"torch cannot use {text!r} here: {str(error).splitlines()[0]}") from None
+    return chosen
 
 
-def usual_device() -> str:
-    """A GPU where there is one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def check_kernel(name: str | None, option: str, device: torch.device, parser: Parser) -> None:
-    """End with one line where the backend that `option` names cannot run on `device`."""
-    if name is None:
-        return
-    reason = registry.explain(AttentionRequest.minimal(device, AttentionOptions()))[name]
-    if reason is not None:
-        parser.error(f"argument {option}: {name} cannot run here: {reason}")
+def add_device(parser: Parser) -> None:
+    """The option --device: a GPU where there is one."""
+    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", type=device, default=usual, help="cuda where there is one, else cpu")
 
 
 def cuda_device(command: str) -> torch.device:
@@ -42,14 +81,3 @@ def cuda_device(command: str) -> torch.device:
     if not torch.cuda.is_available():
         raise SystemExit(f"{command} needs a CUDA device, and torch finds none")
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def share(text: str) -> float:
-    """A type of argument: a number above 0 and up to 1."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"expected a number above 0 and up to 1, got {text!r}")
-    return number

@@ -1,4 +1,4 @@
-"""The demo's own nodes: its model's text encoder, and the paper's baselines to compare with."""
+"""The demo's own node: its model's text encoder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from comfy_api.latest import io
 from comfy_sage2.comfyui.inputs import read_inputs
 from comfy_sage2.comfyui.nodes.schemas import schema
 
-from .baselines import BASELINES
-from .comfyui_baseline import baseline_model
 from .demo.captions import CaptionEncoder
 
 LABORATORY = "SageAttention2/laboratory"
@@ -44,6 +42,7 @@ class SageAttention2DemoCaption(io.ComfyNode):
                 io.String.Input(
                     "caption",
                     default="",
+                    multiline=True,
                     tooltip="A scene in the demo's few words, for example: a small green star spins over a white "
                     "floor. Empty: no caption, for the sampler's negative input.",
                 ),
@@ -58,36 +57,3 @@ class SageAttention2DemoCaption(io.ComfyNode):
         return io.NodeOutput(
             [[encoder.encode(values["caption"]), {}]], ui={"text": ["\n".join(notes)]} if notes else None
         )
-
-
-class SageAttention2DemoBaseline(io.ComfyNode):
-    """One of the attentions that the paper compares with."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return schema(
-            node_id="SageAttention2DemoBaseline",
-            display_name="SageAttention2 Demo Baseline",
-            category=LABORATORY,
-            is_dev_only=True,
-            description="An attention that the paper compares with, by reference numerics: to see what it does to a "
-            "picture. Slower than ComfyUI's own attention.",
-            inputs=[
-                io.Model.Input("model", tooltip="The model whose attention is replaced."),
-                io.Combo.Input(
-                    "method",
-                    options=list(BASELINES),
-                    tooltip="SageAttention1: INT8 scores, FP16 values.\n"
-                    "SmoothAttn-4b, HadmdAttn-4b: INT4 scores after SmoothQuant's factors or a rotation.\n"
-                    "FlashAttn3-fp8: all in FP8, one scale for each tensor.",
-                ),
-            ],
-            outputs=[io.Model.Output(tooltip="The model with that attention.")],
-        )
-
-    @classmethod
-    def execute(cls, **inputs: Any) -> io.NodeOutput:
-        values, notes = read_inputs(cls, inputs)
-        method = values["method"]
-        text = "\n".join((f"{method}, by reference numerics", *notes))
-        return io.NodeOutput(baseline_model(values["model"], method), ui={"text": [text]})

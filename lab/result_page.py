@@ -1,37 +1,51 @@
-"""What the pages of docs/results have in common: their first lines, and how a command gives them out."""
+"""What the pages of docs/results have in common: their first lines, tables, and how a command gives them out."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from datetime import date
 from pathlib import Path
 
 import torch
 
+from comfy_sage2 import machine
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.kernels import loader
 
-NAMED = ("Machine", "Kernels", "Settings", "Command")  # by every page; tests/unit/test_docs.py holds them to it
 
-
-def page_head(
-    title: str, *, machine: str, kernels: str, settings: str, command: str, seed: int | None = None, day: str = ""
-) -> list[str]:
+def page_head(title: str, device: torch.device, *, settings: str, command: str, host: str = "") -> list[str]:
     """The lines up to the first paragraph.
 
-    settings: of the node or of `attention`, `rotate` among them. command: what writes the page. day: empty for today.
+    settings: of the node or of `attention`, `rotate` among them. command: what writes the page. host: beside torch.
     """
-    drawn = "" if seed is None else f"; seed {seed}"
-    values = (machine, kernels, settings, f"`{command}`, which wrote this page{drawn}")
-    named = (f"- {name}: {value}." for name, value in zip(NAMED, values, strict=True))
-    return [f"# {title}", "", *named, f"- Date: {day or date.today().isoformat()}.", ""]
+    versions = [f"{kernel.name} {loader.load(kernel.name).version}" for kernel in usable_kernels(device)]
+    return [
+        f"# {title}",
+        "",
+        f"- Machine: {machine.summary(device)}{host}.",
+        f"- Kernels: {', '.join(versions) or 'none, the reference'}.",
+        f"- Settings: {settings}.",
+        f"- Command: `{command}`, which wrote this page.",
+        f"- Date: {date.today().isoformat()}.",
+        "",
+    ]
 
 
-def show(text: str, page: str, results: Path | None) -> None:
-    """Print the text of a page, and write it to <page>.md in the folder `results` where one is given."""
-    print(text)
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table."""
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
+
+
+def show(lines: Sequence[str]) -> None:
+    """Print a page."""
+    print("\n".join(lines).rstrip(), flush=True)
+
+
+def write(lines: Sequence[str], page: str, results: Path | None) -> None:
+    """Write a page to <page>.md in the folder `results`, where one is given."""
     if results is not None:
-        results.mkdir(parents=True, exist_ok=True)
-        (results / f"{page}.md").write_text(text, encoding="utf-8")
+        (results / f"{page}.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
 def usable_kernels(device: torch.device) -> list[KernelBackend]:
@@ -42,7 +56,6 @@ def usable_kernels(device: torch.device) -> list[KernelBackend]:
     return [kernel for kernel in KERNELS if capability in kernel.capabilities and kernel.availability() is None]
 
 
-def kernel_versions(device: torch.device) -> str:
-    """The usable kernels with their versions, for the head of a page."""
-    versions = [f"{kernel.name} {loader.load(kernel.name).version}" for kernel in usable_kernels(device)]
-    return ", ".join(versions) or "none, the reference"
+def gpu_in_a_file_name(device: torch.device) -> str:
+    """The GPU's name in letters, digits and hyphens, such as h200."""
+    return re.sub(r"[^a-z0-9]+", "-", machine.device_name(device).lower()).strip("-").removeprefix("nvidia-")

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
 from .shapes import Shape
-
-MOST_TIMED = 0.04  # seconds of a visit
-SETTLING = 2  # times as long runs a candidate untimed before
-_MOST_CALLS = 200
 
 
 class PeerMissing(Exception):
@@ -39,14 +33,6 @@ class Inputs:
             raise PeerMissing("takes no mask")
 
 
-def _always(shape: Shape) -> bool:
-    return True
-
-
-def _unchanged(out: torch.Tensor) -> torch.Tensor:
-    return out
-
-
 @dataclass(frozen=True)
 class Call:
     """An attention on certain inputs, ready to be run again and again on the current stream.
@@ -55,19 +41,21 @@ class Call:
     """
 
     run: Callable[[], torch.Tensor]
-    decode: Callable[[torch.Tensor], torch.Tensor] = _unchanged
+    decode: Callable[[torch.Tensor], torch.Tensor] = lambda out: out
 
 
 @dataclass(frozen=True)
 class BenchmarkCandidate:
     """One attention to be measured.
 
-    prepare: inputs -> call. What it does itself, such as a quantization, is not timed.
-    prepare_kernel: inputs -> the call whose kernels are the attention proper, where that is another one.
-    kernel_name: a part of the names of the attention proper's kernels, for calls that have others too; None: all.
-    has_whole_call: False where quantization lies outside of what can be timed; then only the kernel is reported.
-    is_measured: False: accuracy only.
-    applies: whether it is of interest for a shape; where not, nothing is said about it.
+    Attributes:
+        prepare: inputs -> call. What it does itself, such as a quantization, is not timed.
+        prepare_kernel: inputs -> the call whose kernels are the attention proper, where that is another one.
+        kernel_name: a part of the names of the attention proper's kernels, for calls that have others too; None: all.
+        has_whole_call: False where quantization lies outside of what can be timed; then only the kernel is reported.
+        is_timed: False: accuracy only.
+        applies: whether it is of interest for a shape; where not, nothing is said about it.
+        note: what a reader of its figures has to know.
     """
 
     name: str
@@ -76,16 +64,23 @@ class BenchmarkCandidate:
     prepare_kernel: Callable[[Inputs], Call] | None = None
     kernel_name: str | None = None
     has_whole_call: bool = True
-    is_measured: bool = True
-    applies: Callable[[Shape], bool] = _always
+    is_timed: bool = True
+    applies: Callable[[Shape], bool] = lambda shape: True
     note: str = ""
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """One call, of tensors as in `Inputs`."""
+        call = self.prepare(Inputs(q, k, v, is_causal=False, attn_mask=attn_mask))
+        return call.decode(call.run())
 
 
 @dataclass
-class FoundCandidates:
-    """Candidates that can run here, and for the others name -> the reason why not."""
+class Candidates:
+    """Those that can run here, and for the others name -> the reason why not."""
 
-    candidates: list[BenchmarkCandidate] = field(default_factory=list)
+    able: list[BenchmarkCandidate] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
 
 
@@ -98,7 +93,7 @@ class PreparedCandidate:
 
     call: Call
     kernel_call: Call
-    kernel_name: str | None
+    kernel_name: str | None = None
 
     @classmethod
     def of(cls, candidate: BenchmarkCandidate, inputs: Inputs) -> PreparedCandidate:
@@ -111,19 +106,3 @@ class PreparedCandidate:
             kernel_call.run()
         torch.cuda.synchronize()
         return cls(call, kernel_call, candidate.kernel_name)
-
-
-class Turn(NamedTuple):
-    """How many calls a visit makes: first untimed, then timed."""
-
-    settling: int
-    timed: int
-
-    @classmethod
-    def of(cls, milliseconds: float, seconds: float = MOST_TIMED) -> Turn:
-        """For calls of this length: what takes `seconds` is timed, at least one call and at most 200."""
-
-        def calls(seconds: float, most: int) -> int:
-            return min(max(math.ceil(seconds * 1e3 / max(milliseconds, 1e-3)), 1), most)
-
-        return cls(calls(SETTLING * seconds, SETTLING * _MOST_CALLS), calls(seconds, _MOST_CALLS))

@@ -14,8 +14,8 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from .candidates import PreparedCandidate, Turn
-from .settle import heat
+from .candidates import PreparedCandidate
+from .timing import Turn, heat
 
 # A kernel that only waits: it stands before the records of a candidate's settling calls, and before those timed.
 _MARKER = "spin_kernel"

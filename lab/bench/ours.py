@@ -1,118 +1,135 @@
-"""The kernels of this pack as candidates."""
+"""The kernels of this pack as candidates: those that are installed, and builds that a command is told of."""
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
+import sys
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
 
 import torch
 
 from comfy_sage2 import __version__, registry
 from comfy_sage2.attention import attention
-from comfy_sage2.backends.base import Backend
-from comfy_sage2.backends.kernels import KernelBackend
-from comfy_sage2.kernels import loader
-from comfy_sage2.options import AttentionOptions
+from comfy_sage2.backends.kernel_call import KernelCall
+from comfy_sage2.options import FLOAT_PV, AttentionOptions
 from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 
-from .candidates import BenchmarkCandidate, Call, FoundCandidates, Inputs
+from .candidates import BenchmarkCandidate, Call, Candidates, Inputs
 
-EMULATED = "emulated INT4, no speed claim"
+EMULATED = "FP8 mma.sync is emulated on Hopper"
+# What builds are compared in: mode, accumulator of P V, and the formats of P and V of which a build has one.
+_BUILD_VARIANTS = (
+    ("8b", "fp32", FLOAT_PV),
+    ("8b", "fp16", FLOAT_PV),
+    ("8b", "fp32", ("int8",)),
+    ("precise", "fp32", ("fp16",)),
+    ("precise", "fp16", ("fp16",)),
+)
 
 
-def find(names: Iterable[str] | None, modes: Iterable[str]) -> FoundCandidates:
-    """The accelerated backends called `names` (None: all) in each of `modes` that run on the current device."""
-    wanted = None if names is None else [registry.get(name).name for name in names]
-    sample = torch.empty(1, 8, 1024, 128, dtype=torch.bfloat16, device="cuda")
-    found = FoundCandidates()
+def find(modes: Iterable[str]) -> Candidates:
+    """The installed kernels that run on the current device, in each mode as a new node has it and as the paper does.
+
+    Smoothing of V is measured for its accuracy alone.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    found = Candidates()
     for backend in registry.kernels():
-        if wanted is not None and backend.name not in wanted:
-            continue
         for mode in modes:
-            label = f"{backend.name} {mode}"
-            request = AttentionRequest.of(_signature(Inputs(sample, sample, sample, is_causal=False), mode))
-            reason = backend.reason_against(request)
-            if reason is None:
-                found.candidates += [
-                    _native(request, backend.name),
-                    _native(request, backend.name, rotate="auto"),
-                    replace(_native(request, backend.name, smooth_v=True), is_measured=False),
-                ]
-            elif _runs_emulated(backend, request):
-                found.candidates.append(_emulated(backend, mode))
-            else:
-                found.missing[label] = reason
+            name = f"{backend.name} {mode}"
+            options = AttentionOptions(mode, pv_accumulator="auto")
+            reason = backend.reason_against(AttentionRequest.minimal(device, options))
+            if reason is not None:
+                found.missing[name] = reason
+                continue
+            found.able += [
+                candidate(name, backend.name, options),
+                candidate(f"{name}, rotate off", backend.name, replace(options, rotate="off")),
+                replace(candidate(f"{name}, smooth V", backend.name, replace(options, smooth_v=True)), is_timed=False),
+            ]
     return found
 
 
-def _signature(inputs: Inputs, mode: str) -> CallSignature:
-    """As the node has it: with the accumulators that suit the GPU."""
-    options = AttentionOptions(mode, is_causal=inputs.is_causal, pv_accumulator="auto", rotate="off")
-    return CallSignature.of(inputs.q, inputs.k, inputs.v, options)
-
-
-def _native(sample: AttentionRequest, name: str, *, smooth_v: bool = False, rotate: str = "off") -> BenchmarkCandidate:
-    mode = sample.options.mode
-    notes = ["FP16 accumulators"] if sample.options.pv_accumulator == "fp16" else []
-    if (name, mode) == ("sm90", "4b"):
-        notes.append("no speed claim: Hopper has no INT4 tensor cores")
-    label = f"{name} {mode}" + (" smooth_v" if smooth_v else "") + ("" if rotate == "off" else f" rotate {rotate}")
-    options = AttentionOptions(mode, smooth_v, pv_accumulator="auto", rotate=rotate)
-    return replace(candidate(label, name, options), note="; ".join(notes))
-
-
-def candidate(label: str, name: str, options: AttentionOptions) -> BenchmarkCandidate:
-    """The backend called `name` with `options` on causal and other inputs, as the candidate `label`."""
+def candidate(name: str, backend: str, options: AttentionOptions) -> BenchmarkCandidate:
+    """A backend with `options` on causal and other inputs, under a name."""
 
     def prepare(inputs: Inputs) -> Call:
         chosen = replace(options, is_causal=inputs.is_causal)
+        q, k, v, mask = inputs.q, inputs.k, inputs.v, inputs.attn_mask
+        return Call(lambda: attention(q, k, v, attn_mask=mask, backend=backend, options=chosen, return_lse=False))
 
-        def run() -> torch.Tensor:
-            return attention(
-                inputs.q,
-                inputs.k,
-                inputs.v,
-                attn_mask=inputs.attn_mask,
-                backend=name,
-                options=chosen,
-                return_lse=False,
-            )
-
-        return Call(run)
-
-    return BenchmarkCandidate(label, __version__, prepare, kernel_name=attention_kernels(name, options.mode))
+    note = "Hopper has no INT4 tensor cores" if (backend, options.mode) == ("sm90", "4b") else ""
+    kernels = attention_kernels(backend, options.mode)
+    return BenchmarkCandidate(name, __version__, prepare, kernel_name=kernels, note=note)
 
 
-def attention_kernels(name: str, mode: str) -> str:
-    """How the names of a backend's attention kernels begin; those of the passes before them begin otherwise."""
-    return "precise_" if (name, mode) == ("sm90", "precise") else "attention_"
+def attention_kernels(architecture: str, mode: str) -> str:
+    """How the names of the attention kernels begin; those of the passes before them begin otherwise."""
+    return "precise_" if (architecture, mode) == ("sm90", "precise") else "attention_"
 
 
-def _runs_emulated(backend: Backend, request: AttentionRequest) -> bool:
-    """Whether another GPU's kernels were built for this one, so that what they compute can be checked here."""
-    capability = request.capability
-    others = [constraint for constraint in backend.constraints if constraint.name != "compute capability"]
-    if capability is None or any(constraint.check(request) is not None for constraint in others):
-        return False
-    if backend.availability() is not None:
-        return False
-    if isinstance(backend, KernelBackend) and backend.reason_of_module(request) is not None:
-        return False
-    target: str = loader.load(backend.name).target
-    return target.removesuffix("a") == "sm_{}{}".format(*capability)
+@dataclass(frozen=True)
+class Build:
+    """A folder with a kernel package, such as build/kernels/comfy_sage2_sm80, and what the tables call it.
+
+    Nothing is verified before it is loaded: name only builds that you made or trust.
+    """
+
+    name: str
+    folder: Path
+
+    @classmethod
+    def parse(cls, text: str) -> Build:
+        """From "after=build/after/comfy_sage2_sm80". A type of argument."""
+        name, separator, folder = text.partition("=")
+        if not (name and separator and folder):
+            raise argparse.ArgumentTypeError(f"expected NAME=FOLDER, got {text[:60]!r}")
+        return cls(name, Path(folder))
+
+    def load(self) -> ModuleType:
+        """The kernel package, under a name of its own. SystemExit where there is none that can be imported."""
+        source = self.folder / "__init__.py"
+        if not source.is_file():
+            raise SystemExit(f"{self.folder} is no kernel package: it has no __init__.py")
+        name = f"comfy_sage2_build_{'_'.join(self.name.split())}"
+        spec = importlib.util.spec_from_file_location(name, source, submodule_search_locations=[str(self.folder)])
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # for what it imports from itself
+        try:
+            spec.loader.exec_module(module)
+        except (ImportError, OSError, ValueError) as error:
+            raise SystemExit(f"{self.folder} cannot be imported: {error}") from error
+        return module
 
 
-def _emulated(backend: Backend, mode: str) -> BenchmarkCandidate:
-    def prepare(inputs: Inputs) -> Call:
+def of_build(name: str, module: ModuleType) -> list[BenchmarkCandidate]:
+    """The kernels of one build, in the variants that it has."""
+
+    def prepare(options: AttentionOptions, inputs: Inputs) -> Call:
         inputs.without_mask()
-        signature = _signature(inputs, mode)
-        call = backend.bind(signature, AttentionRequest.of(signature))
+        signature = CallSignature.of(inputs.q, inputs.k, inputs.v, replace(options, is_causal=inputs.is_causal))
+        call = KernelCall(module, signature, AttentionRequest.of(signature))
+        return Call(lambda: call.run(inputs.q, inputs.k, inputs.v)[0])
 
-        def run() -> torch.Tensor:
-            return call.run(inputs.q, inputs.k, inputs.v)[0]
-
-        return Call(run)
-
-    kernels = attention_kernels(backend.name, mode)
-    return BenchmarkCandidate(f"{backend.name} {mode}", __version__, prepare, kernel_name=kernels, note=EMULATED)
+    candidates = []
+    for mode, accumulator, formats in _BUILD_VARIANTS:
+        pv = next((pv for pv in formats if mode == "precise" or pv in module.pv_formats), None)
+        if pv is None or accumulator not in module.pv_accumulators:
+            continue
+        candidates.append(
+            BenchmarkCandidate(
+                f"{name}: {mode} {'int8' if pv == 'int8' else accumulator}",
+                f"{module.architecture} {module.version} for {module.target}",
+                partial(prepare, AttentionOptions(mode, pv_accumulator=accumulator, pv=pv, rotate="off")),
+                kernel_name=attention_kernels(module.architecture, mode),
+                note=EMULATED if pv == "fp8" and module.architecture != "sm90" else "",
+            )
+        )
+    return candidates

@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from .candidates import BenchmarkCandidate, Call, FoundCandidates, Inputs, PeerMissing
+from .candidates import BenchmarkCandidate, Call, Candidates, Inputs, PeerMissing
 from .cudnn_fp8 import prepare_cudnn_fp8
 from .fp8 import compiled_quantizer, quantize_heads
 from .shapes import Shape
@@ -73,7 +73,7 @@ def _sdpa(
 
 
 def _torch_flash() -> list[BenchmarkCandidate]:
-    return [_sdpa("torch flash", SDPBackend.FLASH_ATTENTION, torch.__version__, takes_mask=False)]
+    return [_sdpa("FlashAttention-2", SDPBackend.FLASH_ATTENTION, torch.__version__, takes_mask=False)]
 
 
 def _torch_efficient() -> list[BenchmarkCandidate]:
@@ -85,7 +85,7 @@ def _torch_efficient() -> list[BenchmarkCandidate]:
 def _torch_cudnn() -> list[BenchmarkCandidate]:
     if not torch.backends.cudnn.is_available():
         raise PeerMissing("this torch has no cuDNN")
-    return [_sdpa("torch cuDNN", SDPBackend.CUDNN_ATTENTION, f"{torch.backends.cudnn.version()}")]
+    return [_sdpa("cuDNN", SDPBackend.CUDNN_ATTENTION, f"{torch.backends.cudnn.version()}")]
 
 
 def _cudnn_fp8() -> list[BenchmarkCandidate]:
@@ -96,7 +96,7 @@ def _cudnn_fp8() -> list[BenchmarkCandidate]:
 
     return [
         BenchmarkCandidate(
-            "cuDNN fp8", version, prepare, has_whole_call=False, note="quantization not timed, FP8 output"
+            "cuDNN FP8", version, prepare, has_whole_call=False, note="quantization not timed, FP8 output"
         )
     ]
 
@@ -121,7 +121,7 @@ def _comfy_kitchen() -> list[BenchmarkCandidate]:
         return Call(lambda: kitchen.int8_attention_from_prequantized(quantized))
 
     has_kernel = hasattr(kitchen, "prequantize_int8_attention")
-    return [BenchmarkCandidate("comfy-kitchen int8", version, prepare, prepare_kernel if has_kernel else None)]
+    return [BenchmarkCandidate("comfy-kitchen INT8", version, prepare, prepare_kernel if has_kernel else None)]
 
 
 def _sage_attention() -> list[BenchmarkCandidate]:
@@ -139,6 +139,21 @@ def _sage_attention() -> list[BenchmarkCandidate]:
             partial(on_hopper, qk_quant_gran=f"per_{granularity}"), "attn_kernel",
         )
         for granularity in ("thread", "warp")
+    ]  # fmt: skip
+
+
+def _sage_attention_fp16() -> list[BenchmarkCandidate]:
+    """Version 2's kernels with P V in fp16, which GeForce cards of the 30 series run, with each of its accumulators."""
+    sage, version = _import("sageattention", "sageattention")
+    function = getattr(sage, "sageattn_qk_int8_pv_fp16_cuda", None)
+    if function is None:
+        raise PeerMissing("this sageattention has no CUDA kernels: version 2 is built from its sources")
+    return [
+        _sage(
+            f"sageattention fp16, {accumulator} sums", version,
+            partial(function, qk_quant_gran="per_thread", pv_accum_dtype=accumulator), "qk_int_sv_f16",
+        )
+        for accumulator in ("fp32", "fp16+fp32", "fp16")
     ]  # fmt: skip
 
 
@@ -189,7 +204,7 @@ def _flash_attention_3() -> list[BenchmarkCandidate]:
 
     return [
         BenchmarkCandidate("FlashAttention-3", version, prepare),
-        BenchmarkCandidate("FlashAttention-3 fp8", version, prepare_fp8, prepare_fp8_kernel, note=how),
+        BenchmarkCandidate("FlashAttention-3 FP8", version, prepare_fp8, prepare_fp8_kernel, note=how),
     ]
 
 
@@ -200,18 +215,19 @@ PEERS: dict[str, Callable[[], list[BenchmarkCandidate]]] = {
     "cudnn-fp8": _cudnn_fp8,
     "comfy-kitchen": _comfy_kitchen,
     "sageattention": _sage_attention,
+    "sageattention-fp16": _sage_attention_fp16,
     "flash-attention-3": _flash_attention_3,
 }
 
 
-def find(names: Iterable[str], peers: dict[str, Callable[[], list[BenchmarkCandidate]]] = PEERS) -> FoundCandidates:
+def find(names: Iterable[str], peers: dict[str, Callable[[], list[BenchmarkCandidate]]] = PEERS) -> Candidates:
     """The peers called `names`; those that cannot be imported go to `missing`. ValueError for an unknown name."""
-    found = FoundCandidates()
+    found = Candidates()
     for name in names:
         if name not in peers:
             raise ValueError(f"peer must be one of {', '.join(peers)}, got {name!r}")
         try:
-            found.candidates += peers[name]()
+            found.able += peers[name]()
         except PeerMissing as reason:
             found.missing[name] = str(reason)
     return found

@@ -45,9 +45,9 @@ class Shape:
         return dense / (2 if self.is_causal else 1)
 
     @property
-    def qkv_bytes(self) -> int:
-        """Bytes of q, k and v in 16 bits."""
-        return 2 * self.batch * self.heads * (self.length + 2 * self.keys) * self.head_dim
+    def output_bytes(self) -> int:
+        """Bytes of the output in 16 bits."""
+        return 2 * self.batch * self.heads * self.length * self.head_dim
 
     def teraflops(self, milliseconds: float) -> float:
         """Operations in 10^12 a second."""
@@ -91,10 +91,20 @@ GROUPS["calls"] = (
     replace(_BY_NAME["wan-14b-720p"], name="wan-14b-720p-fp16", dtype="fp16"),
     replace(_BY_NAME["wan-1.3b-480p"], name="wan-1.3b-480p-fp16", dtype="fp16"),
 )
-_BY_NAME |= {shape.name: shape for shape in GROUPS["calls"]}
-GROUPS["quick"] = tuple(
-    _BY_NAME[name] for name in ("d128-n1024", "d128-n8192", "d64-n8192", "d128-n8192-causal", "wan-1.3b-480p")
+# MiniMax H3 and Wan 14B at lengths at which memory decides what fits.
+GROUPS["memory"] = (
+    Shape("h3-38k", batch=1, heads=56, length=38_010, head_dim=128),
+    Shape("wan-14b-76k", batch=1, heads=40, length=75_600, head_dim=128),
+    Shape("h3-104k", batch=1, heads=56, length=104_000, head_dim=128),
+    Shape("h3-178k", batch=1, heads=56, length=178_000, head_dim=128),
 )
+# Those by which builds of the mma.sync kernels are compared with each other and with peers.
+GROUPS["builds"] = tuple(
+    Shape(f"d{head_dim}-h24-n{length}{'-causal' * is_causal}", batch, 24, length, head_dim, is_causal)
+    for head_dim in (128, 64)
+    for batch, length, is_causal in ((2, 4096, False), (1, 16384, False), (1, 32760, False), (1, 16384, True))
+)
+_BY_NAME |= {shape.name: shape for shapes in GROUPS.values() for shape in shapes}
 
 
 def select(names: Iterable[str]) -> tuple[Shape, ...]:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from .accuracy import make_inputs
-from .candidates import BenchmarkCandidate, Inputs, PeerMissing, PreparedCandidate
+from .candidates import BenchmarkCandidate, Inputs, PreparedCandidate
 from .kernel_times import KernelTimer
-from .memory import extra_bytes
 from .shapes import Shape
 from .timing import RoundMedian, time_in_rounds
 
@@ -26,16 +25,14 @@ class CandidateSpeed:
     """A candidate on one shape: milliseconds of the whole call and of the kernel, None where there is nothing to say.
 
     cpu_ms: what enqueuing a call takes; where it is not below the call's time, the CPU is what was measured.
-    extra_memory: bytes beyond inputs and output / bytes of q, k and v in 16 bits.
+    peak: of the bytes beyond the inputs, in multiples of the output's in 16 bits: 1 is the output alone.
     """
 
-    shape: Shape
-    candidate: str
     call: RoundMedian | None
     kernel: RoundMedian | None
-    cpu_ms: float | None
-    extra_memory: float | None
-    rounds: int
+    cpu_ms: float | None = None
+    peak: float | None = None
+    rounds: int = 0
 
     @property
     def is_cpu_bound(self) -> bool:
@@ -48,7 +45,7 @@ class ShapeResult:
     """All candidates on one shape, and candidate -> reason for those that failed."""
 
     shape: Shape
-    speeds: list[CandidateSpeed]
+    speeds: dict[str, CandidateSpeed]
     failures: dict[str, str]
 
 
@@ -71,16 +68,26 @@ def prepare(
             continue
         try:
             subjects[candidate.name] = PreparedCandidate.of(candidate, inputs)
-        except PeerMissing as reason:
-            failures[candidate.name] = str(reason)
         except Exception as error:  # whatever a peer's package raises is its result
             failures[candidate.name] = f"{type(error).__name__}: {error}"
     return subjects, failures
 
 
-def _extra_memory(subject: PreparedCandidate, shape: Shape) -> float | None:
+def peak_bytes(run: Callable[[], torch.Tensor]) -> int:
+    """Peak of the bytes that one call needs from torch, its output among them."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = run()
+    torch.cuda.synchronize()
+    after = torch.cuda.memory_allocated()
+    held_already = after == before  # the output was allocated beforehand, as with cuDNN's graphs
+    return torch.cuda.max_memory_allocated() - before + (out.nbytes if held_already else 0)
+
+
+def _peak(subject: PreparedCandidate, shape: Shape) -> float | None:
     try:
-        return extra_bytes(subject.call.run) / shape.qkv_bytes
+        return peak_bytes(subject.call.run) / shape.output_bytes
     except torch.cuda.OutOfMemoryError:  # the figure is missing then, not the candidate
         return None
 
@@ -103,18 +110,16 @@ def measure(
     begin = time.monotonic()
     subjects, failures = prepare(shape, candidates, fresh_inputs(shape))
     whole = {candidate.name for candidate in candidates if candidate.has_whole_call}
-    memory = {name: _extra_memory(subject, shape) for name, subject in subjects.items() if name in whole}
+    peaks = {name: _peak(subject, shape) for name, subject in subjects.items() if name in whole}
     timed = time_in_rounds(subjects, seconds - (time.monotonic() - begin), kernel_timer, rng)
-    speeds = [
-        CandidateSpeed(
-            shape=shape,
-            candidate=name,
-            call=RoundMedian.of(found.calls) if name in whole else None,
-            kernel=RoundMedian.of(found.kernels),
-            cpu_ms=found.cpu if name in whole else None,
-            extra_memory=memory.get(name),
-            rounds=len(found.calls),
+    speeds = {
+        name: CandidateSpeed(
+            call=RoundMedian.of(times.calls) if name in whole else None,
+            kernel=RoundMedian.of(times.kernels),
+            cpu_ms=times.cpu if name in whole else None,
+            peak=peaks.get(name),
+            rounds=len(times.calls),
         )
-        for name, found in timed.items()
-    ]
+        for name, times in timed.items()
+    }
     return ShapeResult(shape, speeds, failures)

@@ -6,23 +6,42 @@ what is left of its predecessor differs from round to round.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple, Protocol
 
 import torch
 
-from .candidates import MOST_TIMED, SETTLING, PreparedCandidate, Turn
-from .kernel_times import KernelTimer
-from .settle import heat
+from .candidates import PreparedCandidate
 
-_LEAST_TIMED = 0.01  # seconds of a visit, as the time at hand allows
+_TIMED = 0.04  # seconds of a visit, at most; at least a quarter of it, as the time at hand allows
+_SETTLING = 2  # times as long a candidate runs untimed before
+_MOST_CALLS = 200
 # Where more are no use: reading a profiler's record takes longer than a short call, and a full queue stops the CPU.
 _FEW_CALLS = 50
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 9
 _PASS_HEAT_SECONDS = 0.1  # between two passes the GPU idles, while the profiler starts or is read
+_HEAT_SIZE = 8192  # matrix products of this size take milliseconds, and as much power as a GPU gives
+
+
+class Turn(NamedTuple):
+    """How many calls a visit makes: first untimed, then timed."""
+
+    settling: int
+    timed: int
+
+    @classmethod
+    def of(cls, milliseconds: float, seconds: float = _TIMED) -> Turn:
+        """For calls of this length: what takes `seconds` is timed, at least one call and at most 200."""
+
+        def calls(seconds: float, most: int) -> int:
+            return min(max(math.ceil(seconds * 1e3 / max(milliseconds, 1e-3)), 1), most)
+
+        return cls(calls(_SETTLING * seconds, _SETTLING * _MOST_CALLS), calls(seconds, _MOST_CALLS))
 
 
 @dataclass
@@ -48,6 +67,23 @@ class RoundMedian:
             return None
         middle = median(values)
         return cls(middle, (max(values) - min(values)) / middle)
+
+
+class KernelClock(Protocol):
+    """What times the attention kernels of calls alone: `kernel_times.KernelTimer`."""
+
+    def measure(self, subjects: Mapping[str, PreparedCandidate], turns: Mapping[str, Turn]) -> dict[str, float]:
+        """Milliseconds of the attention kernels of each subject's kernel call; nothing for those without a record."""
+
+
+def heat(seconds: float) -> None:
+    """Multiply matrices on the current device: it then has the temperature and the clocks of sustained load."""
+    matrix = torch.randn(_HEAT_SIZE, _HEAT_SIZE, device="cuda", dtype=torch.bfloat16)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for _ in range(4):
+            torch.mm(matrix, matrix)
+        torch.cuda.synchronize()
 
 
 def visit(run: Callable[[], torch.Tensor], turn: Turn) -> float:
@@ -78,19 +114,19 @@ def milliseconds_to_enqueue(run: Callable[[], torch.Tensor], calls: int) -> floa
 def time_in_rounds(
     subjects: Mapping[str, PreparedCandidate],
     seconds: float,
-    kernel_timer: KernelTimer | None,
+    kernel_clock: KernelClock | None,
     rng: random.Random,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Timed]:
     """Time each subject in rounds in which every one has its turn, until `seconds` are used up: 5 rounds or more.
 
     A round times the whole calls with CUDA events, then the kernels with the profiler, each in an order from `rng`.
-    kernel_timer: None leaves the profiler's part out.
+    kernel_clock: None leaves the profiler's part out.
     """
     begin = clock()
     lengths = {name: visit(subject.call.run, Turn(1, 1)) for name, subject in subjects.items()}
-    visits = _FEWEST_ROUNDS * len(subjects) * (1 if kernel_timer is None else 2)
-    timed = min(max(seconds / max(visits * (1 + SETTLING), 1), _LEAST_TIMED), MOST_TIMED)
+    visits = _FEWEST_ROUNDS * len(subjects) * (1 if kernel_clock is None else 2)
+    timed = min(max(seconds / max(visits * (1 + _SETTLING), 1), _TIMED / 4), _TIMED)
     turns = {name: Turn.of(length, timed) for name, length in lengths.items()}
     few = {name: Turn(turn.settling, min(turn.timed, _FEW_CALLS)) for name, turn in turns.items()}
     results = {
@@ -103,12 +139,12 @@ def time_in_rounds(
         heat(_PASS_HEAT_SECONDS)
         for name in order:
             results[name].calls.append(visit(subjects[name].call.run, turns[name]))
-        if kernel_timer is not None:
+        if kernel_clock is not None:
             rng.shuffle(order)
-            kernel_times = kernel_timer.measure({name: subjects[name] for name in order}, few)
+            kernel_times = kernel_clock.measure({name: subjects[name] for name in order}, few)
             for name, kernel_time in kernel_times.items():
                 results[name].kernels.append(kernel_time)
-        now = clock()
-        if finished >= _FEWEST_ROUNDS and now + (now - round_begin) > begin + seconds:
+        round_end = clock()
+        if finished >= _FEWEST_ROUNDS and round_end + (round_end - round_begin) > begin + seconds:
             break
     return results

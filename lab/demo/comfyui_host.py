@@ -1,70 +1,76 @@
-"""The demo inside a real ComfyUI: the shipped workflow, sent to a headless server."""
+"""The demo inside a real ComfyUI: a prompt, sent to a headless server."""
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from lab.progress import Activity
 from tools.comfyui.server import ComfyServer, Prompt, Run
 
-from ..baselines import BASELINES
-from .job import BASELINE_NOTE, FULL_PRECISION, Clip, Job, Progress
-from .model import REPOSITORY, TRAINED_FOLDER, DemoModel
+from .job import CAPTIONS_FILE, DIT_FILE, FULL_PRECISION, VAE_FILE, Clip, Job
 
-WORKFLOW = REPOSITORY / "workflows" / "api" / "demo_wan.json"
+_REPOSITORY = Path(__file__).resolve().parents[2]
 _SAMPLING_SHARE = 0.9  # of a prompt's time; the rest is decoding
 _STEP = re.compile(r"(\d+)/(\d+) \[")  # as the sampler's own bar stands in the log
 
 
-def shipped_workflow() -> Prompt:
-    """The workflow in ComfyUI's API format."""
-    result: Prompt = json.loads(WORKFLOW.read_text(encoding="utf-8"))
-    return result
+def prompt_of(job: Job, mode: str, backend: str | None) -> Prompt:
+    """The prompt that samples a job, as `Host.sample` is asked for it."""
 
+    def node(kind: str, **inputs: Any) -> dict[str, Any]:
+        return {"class_type": kind, "inputs": inputs}
 
-def shipped_job(backend: str | None) -> Job:
-    """The job that the workflow describes, for hosts that cannot run the workflow itself."""
-    workflow = shipped_workflow()
-    video, sampler = workflow["empty video"]["inputs"], workflow["sampler"]["inputs"]
-    return Job(
-        caption=workflow["caption"]["inputs"]["caption"],
-        width=video["width"],
-        height=video["height"],
-        frames=video["length"],
-        steps=sampler["steps"],
-        guidance=sampler["cfg"],
-        shift=workflow["shift"]["inputs"]["shift"],
-        seed=sampler["seed"],
-        backend=backend,
-    )
+    codes = Path(CAPTIONS_FILE).name
+    return {
+        "model": node("UNETLoader", unet_name=Path(DIT_FILE).name, weight_dtype="default"),
+        "vae": node("VAELoader", vae_name=Path(VAE_FILE).name),
+        "caption": node("SageAttention2DemoCaption", codes=codes, caption=job.caption),
+        "no caption": node("SageAttention2DemoCaption", codes=codes, caption=""),
+        "options": node("SageAttention2Options", when="always", backend=backend or "auto"),
+        "attention": node(
+            "SageAttention2", model=["model", 0], mode="off" if mode == FULL_PRECISION else mode, options=["options", 0]
+        ),
+        "shift": node("ModelSamplingSD3", model=["attention", 0], shift=job.shift),
+        "empty video": node(
+            "EmptyHunyuanLatentVideo", width=job.width, height=job.height, length=job.frames, batch_size=1
+        ),
+        "sampler": node(
+            "KSampler", model=["shift", 0], positive=["caption", 0], negative=["no caption", 0],
+            latent_image=["empty video", 0], seed=job.seed, steps=job.steps, cfg=job.guidance, sampler_name="euler",
+            scheduler="simple", denoise=1.0,
+        ),
+        "decode": node("VAEDecode", samples=["sampler", 0], vae=["vae", 0]),
+        "frames": node("SaveImage", images=["decode", 0], filename_prefix="demo/frame"),
+        "latent": node("SaveLatent", samples=["sampler", 0], filename_prefix="demo/latent"),
+        "report": node("SageAttention2Report", model=["shift", 0], samples=["sampler", 0]),
+    }  # fmt: skip
 
 
 class ComfyHost:
-    """Context manager around a ComfyUI that has the pack, the demo model and nothing else."""
+    """Context manager around a ComfyUI that has the pack, which finds the demo model itself, and nothing else."""
 
-    def __init__(self, root: Path, python: Path, model: DemoModel) -> None:
+    def __init__(self, root: Path, python: Path) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="comfy-sage2-demo-")
         base = Path(self._scratch.name)
-        _fill(base, model)
+        (base / "custom_nodes").mkdir()
+        (base / "custom_nodes" / "comfy_sage2").symlink_to(_REPOSITORY, target_is_directory=True)
         self._server = ComfyServer(python, root, base, () if torch.cuda.is_available() else ("--cpu",))
 
     def __enter__(self) -> ComfyHost:
-        with Activity("starting ComfyUI") as activity:
-            try:
-                self._server.start(activity)
-            except BaseException:  # Ctrl-C, too
-                self.close()
-                raise
+        print("starting ComfyUI ...", flush=True)
+        try:
+            self._server.start()
+        except BaseException:  # Ctrl-C, too
+            self.close()
+            raise
         return self
 
     def __exit__(
@@ -77,15 +83,12 @@ class ComfyHost:
         self._server.stop()
         self._scratch.cleanup()
 
-    def sample(self, job: Job, variant: str, progress: Progress) -> Clip:
-        """Run the workflow once. RuntimeError when a node fails."""
+    def sample(self, job: Job, mode: str, backend: str | None, progress: Callable[[float], None]) -> Clip:
+        """As `Host.sample`. RuntimeError when a node fails."""
         before = self._server.log.stat().st_size
-        start = time.monotonic()
-        run = self._server.run(_prompt(job, variant), lambda: progress(self._share_done(before)))
-        seconds = time.monotonic() - start
+        run = self._server.run(prompt_of(job, mode, backend), lambda: progress(self._share_done(before)))
         latent = self._server.latent(run, "latent")[0].float()
-        note = BASELINE_NOTE if variant in BASELINES else "\n".join(run.outputs["report"]["text"])
-        return Clip(variant, self._frames(run), latent, seconds, note)
+        return Clip(self._frames(run), latent, "\n".join(run.outputs["report"]["text"]))
 
     def run(self, prompt: Prompt) -> Run:
         """Run any prompt. RuntimeError when a node fails."""
@@ -106,32 +109,3 @@ class ComfyHost:
         folder = self._server.base / "output"
         pictures = [folder / saved["subfolder"] / saved["filename"] for saved in run.outputs["frames"]["images"]]
         return torch.from_numpy(np.stack([np.asarray(Image.open(path).convert("RGB")) for path in pictures]))
-
-
-def _fill(base: Path, model: DemoModel) -> None:
-    """Lay out ComfyUI's base folder: the pack, which finds the trained model itself, or the files of another one."""
-    nodes = base / "custom_nodes"
-    nodes.mkdir()
-    (nodes / "comfy_sage2").symlink_to(REPOSITORY, target_is_directory=True)
-    if model.folder == TRAINED_FOLDER:
-        return
-    for path in model.files:
-        folder = base / "models" / path.parent.name
-        folder.mkdir(parents=True)
-        shutil.copy(path, folder)
-
-
-def _prompt(job: Job, variant: str) -> Prompt:
-    """The shipped workflow with the job's settings."""
-    prompt = shipped_workflow()
-    prompt["caption"]["inputs"]["caption"] = job.caption
-    prompt["empty video"]["inputs"].update(width=job.width, height=job.height, length=job.frames)
-    prompt["shift"]["inputs"]["shift"] = job.shift
-    prompt["sampler"]["inputs"].update(seed=job.seed, steps=job.steps, cfg=job.guidance)
-    if variant in BASELINES:
-        inputs = {"model": prompt["attention"]["inputs"]["model"], "method": variant}
-        prompt["attention"] = {"class_type": "SageAttention2DemoBaseline", "inputs": inputs}
-    else:
-        mode = "off" if variant == FULL_PRECISION else variant
-        prompt["attention"]["inputs"].update(mode=mode, rotate="auto", backend=job.backend or "auto")
-    return prompt

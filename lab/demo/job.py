@@ -1,46 +1,38 @@
-"""What the demo asks of a host, and what it gets back."""
+"""What the demo asks of a host, what it gets back, and the files of its model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from ..baselines import BASELINES
+FOLDER = Path(__file__).resolve().parents[1] / "models" / "demo"
+# In FOLDER, in folders that are named as ComfyUI names them.
+DIT_FILE = "diffusion_models/demo_wan21_t2v_fp16.safetensors"
+VAE_FILE = "vae/demo_wan21_vae_fp16.safetensors"
+CAPTIONS_FILE = "text_encoders/demo_captions.safetensors"
+CLASSIFIER_FILE = "demo_caption_classifier_fp16.safetensors"
 
 FULL_PRECISION = "full precision"
 MODES = ("precise", "8b", "4b")  # the closest one first
-BASELINE_NOTE = "a baseline of the paper, by reference numerics"
-PURPOSES = {
-    FULL_PRECISION: "nothing is quantized: what the others are compared with",
-    "precise": "Q and K in INT8, P and V in 16 bits: closest to full precision",
-    "8b": "Q and K in INT8, P and V in FP8: close to full precision",
-    "4b": "Q and K in INT4, P and V in FP8: fewer bits, for GPUs with INT4 tensor cores",
-} | {name: "a baseline of the paper, for comparison" for name in BASELINES}
 FPS = 8
-
-Progress = Callable[[float], None]  # takes the share that is done, 0 to 1
 
 
 @dataclass(frozen=True)
 class Job:
-    """One video to sample; each variant of the attention gets the same one.
+    """One video to sample. frames: 1 more than a multiple of 4; width and height: multiples of 16."""
 
-    backend: name of the attention backend for MODES; None picks the fastest that can run.
-    frames: 1 more than a multiple of 4; width and height: multiples of 16.
-    """
-
-    caption: str
-    width: int
-    height: int
-    frames: int
-    steps: int
-    guidance: float
-    shift: float
-    seed: int
-    backend: str | None
+    caption: str = "a large orange spotted ball rolls over a drifting blue checkered floor"
+    width: int = 256
+    height: int = 256
+    frames: int = 17
+    steps: int = 16
+    guidance: float = 4.0
+    shift: float = 3.0
+    seed: int = 3
 
 
 @dataclass(frozen=True)
@@ -49,18 +41,20 @@ class Clip:
 
     frames: (frames, height, width, 3) uint8.
     latent: (16, latent frames, height / 8, width / 8) float32, in the host's own scale.
-    seconds: from the request to the decoded frames. note: what the attention did, for a person.
+    note: what the attention did, for a person.
     """
 
-    variant: str
     frames: torch.Tensor
     latent: torch.Tensor
-    seconds: float
     note: str
 
 
 class Host(Protocol):
     """What can sample a job."""
 
-    def sample(self, job: Job, variant: str, progress: Progress) -> Clip:
-        """Sample and decode the job's video with the attention `variant`, one of PURPOSES."""
+    def sample(self, job: Job, mode: str, backend: str | None, progress: Callable[[float], None]) -> Clip:
+        """Sample and decode the job's video.
+
+        mode: FULL_PRECISION or one of MODES. backend: the attention backend; None takes the fastest that can run.
+        progress: is told the share that is done, 0 to 1.
+        """

@@ -1,166 +1,145 @@
-"""`python -m lab demo`: sampling the variants, comparing them, and writing what came out; see `arguments`."""
+"""`python -m lab demo`: one caption in full precision, precise, 8b and 4b, side by side.
+
+Writes an mp4 for each, an animated comparison and a table to the output folder. The model is small: it shows how close
+each mode comes to full precision, and says nothing about the speed of a real one.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from comfy_sage2.doctor import verdicts
-from lab.progress import Activity, ProgressBar
-from tools.comfyui.folders import comfyui_version
+from comfy_sage2 import __version__, machine, registry
+from comfy_sage2.command_line import Parser
+from comfy_sage2.metrics import Agreement
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.request import AttentionRequest
+from tools.comfyui.folders import comfyui_folder, comfyui_version, reason_too_old_for_demo
 from tools.comfyui.server import NotStarted
 
-from ..baselines import BASELINES
-from .arguments import parse
-from .comfyui_host import ComfyHost, shipped_job
-from .finished import FinishedClips, FinishedResults, fingerprint
-from .job import FULL_PRECISION, MODES, Clip, Host, Job
-from .model import DemoModel, demo_model
-from .results import PAGE, about, write_results
+from ..arguments import folder
+from ..pictures import write_animation, write_mp4
+from ..progress import ProgressBar
+from ..result_page import table
+from .comfyui_host import ComfyHost
+from .job import FPS, FULL_PRECISION, MODES, Clip, Host, Job
+from .metrics import psnr, ssim
 
-# Random weights draw noise whatever the size, so they get the smallest job that exercises everything.
-_RANDOM_MODEL_SIZE: dict[str, Any] = {"width": 128, "height": 128, "frames": 9, "steps": 4}
-
-# A host's first steps take seconds longer, which would all be counted against the first variant. A CPU learns nothing
-# about a size, and there a few frames do.
-_WARM_UP_STEPS, _WARM_UP_FRAMES = 4, 5
-
-# A clip and its comparison on two free CPU cores; a GPU needs a few seconds.
-_SECONDS_ON_A_CPU = 60
-
-
-def _without_kernel() -> list[str]:
-    """The modes that no accelerated backend serves on the first device."""
-    found = verdicts()
-    return [verdict.mode for verdict in found if verdict.device == found[0].device and not verdict.chosen]
-
-
-def _job(model: DemoModel, without_kernel: Collection[str]) -> Job:
-    job = shipped_job(backend="reference" if set(without_kernel) >= set(MODES) else None)
-    return job if model.trained else replace(job, **_RANDOM_MODEL_SIZE)
+PAGE = "results.md"
+_PURPOSES = {
+    FULL_PRECISION: "nothing is quantized: what the others are compared with",
+    "precise": "Q and K in INT8, P and V in 16 bits: closest to full precision",
+    "8b": "Q and K in INT8, P and V in FP8: close to full precision",
+    "4b": "Q and K in INT4, P and V in FP8: fewer bits, for GPUs with INT4 tensor cores",
+}
+_HOW_TO_READ = (
+    "PSNR compares the pixels with those of the video in full precision, in decibels: more is closer. At 35 dB and "
+    "more the eye sees hardly a difference, below 25 dB things have other outlines. SSIM compares structures, and the "
+    "cosine what the model made before it was decoded; 1 is identical. One caption is one sample: by chance a mode "
+    "may come closer here than one that is closer on average."
+)
+_SLOW = "No kernel runs {} here: the reference computes the same numbers in PyTorch, slowly."
 
 
-def sample(host: Host, job: Job, variants: Sequence[str], without_kernel: Collection[str]) -> Iterator[Clip]:
-    """A clip for each variant.
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The demo's options; SystemExit with status 2, after one line, for wrong ones."""
+    parser = Parser(prog="python -m lab demo", description=__doc__)
+    parser.add_argument("--output", type=folder, default="demo-output", help="folder (default: %(default)s)")
+    parser.add_argument("--comfyui", type=comfyui_folder, help="folder of a ComfyUI; without it, diffusers is the host")
+    parser.add_argument("--comfyui-python", type=Path, default=sys.executable, help="Python with its requirements")
+    options = parser.parse_args(arguments)
+    if options.comfyui is not None and (reason := reason_too_old_for_demo(options.comfyui)) is not None:
+        parser.error(f"argument --comfyui: {reason}")
+    return options
 
-    For the modes `without_kernel` the reference computes the same numbers, slower than plain attention.
-    """
-    first = replace(job, steps=min(job.steps, _WARM_UP_STEPS), seed=job.seed + 1)
-    if not torch.cuda.is_available():
-        first = replace(first, frames=min(job.frames, _WARM_UP_FRAMES))
-    with ProgressBar("warming up") as progress:
-        host.sample(first, FULL_PRECISION, progress)
-    for variant in variants:
-        with ProgressBar(f"sampling {variant}") as progress:
-            chosen = replace(job, backend="reference") if variant in without_kernel else job
-            clip = host.sample(chosen, variant, progress)
-        yield clip
+
+def modes_without_kernel(device: torch.device) -> list[str]:
+    """The modes that only the reference computes on `device`."""
+
+    def has_kernel(mode: str) -> bool:
+        reasons = registry.explain(AttentionRequest.minimal(device, AttentionOptions(mode)))
+        return any(reasons[kernel.name] is None for kernel in registry.kernels() if kernel.name in reasons)
+
+    return [mode for mode in MODES if not has_kernel(mode)]
 
 
 @contextmanager
-def _host(options: argparse.Namespace, model: DemoModel) -> Iterator[Host]:
+def _host(options: argparse.Namespace) -> Iterator[Host]:
     if options.comfyui is None:
-        with Activity("loading diffusers"):
-            from .diffusers_host import DiffusersHost  # only this host needs diffusers
+        from .diffusers_host import DiffusersHost  # only this host needs diffusers
 
-            host = DiffusersHost(model)
-        yield host
+        yield DiffusersHost()
         return
-    with ComfyHost(options.comfyui, options.comfyui_python, model) as comfyui:
+    with ComfyHost(options.comfyui, options.comfyui_python) as comfyui:
         yield comfyui
 
 
-@dataclass(frozen=True)
-class _Demo:
-    """What a run has to do: the job, the clips that are wanted, and what earlier runs left of them."""
-
-    model: DemoModel
-    job: Job
-    without_kernel: list[str]
-    variants: list[str]
-    clips: FinishedClips
-    results: FinishedResults
-    heading: list[str]
+def sample(host: Host, job: Job, without_kernel: Sequence[str]) -> dict[str, Clip]:
+    """The clip in full precision and in each mode."""
+    clips = {}
+    for mode in (FULL_PRECISION, *MODES):
+        with ProgressBar(mode) as progress:
+            clips[mode] = host.sample(job, mode, "reference" if mode in without_kernel else None, progress)
+    return clips
 
 
-def _prepare(options: argparse.Namespace, scratch: Path) -> _Demo:
-    with Activity("looking at this machine"):
-        model = demo_model(scratch)
-        without_kernel = _without_kernel()
-        job = _job(model, without_kernel)
-        name, sources = "diffusers (embedded host)", []
-        if options.comfyui is not None:
-            version = ".".join(map(str, comfyui_version(options.comfyui)))
-            name, sources = f"ComfyUI {version}", [options.comfyui / "comfy"]
-        made_from = fingerprint(job, model, name, options.comfyui_python, sources)
-    variants = [FULL_PRECISION, *MODES, *(BASELINES if options.baselines else ())]
-    weights = "the trained demo model" if model.trained else "random weights, so the pictures are noise"
-    return _Demo(
-        model,
-        job,
-        without_kernel,
-        variants,
-        FinishedClips(options.output / "finished", made_from),
-        FinishedResults(options.output, made_from, variants),
-        about(job, name, weights),
-    )
-
-
-def _plan(demo: _Demo, missing: Sequence[str]) -> str:
-    """What is going to be done and how long that takes, for the terminal."""
-    done = [variant for variant in demo.variants if variant not in missing]
-    lines = [*demo.heading]
-    if demo.without_kernel:
-        lines.append(
-            f"No kernel runs {', '.join(demo.without_kernel)} here; the slow reference computes the same numbers. "
-            "The demo then shows how close the modes are, and nothing about their speed."
-        )
-    if done:
-        lines.append(f"used again from an earlier run: {', '.join(done)}")
-    minutes = max(1, round(len(missing) * _SECONDS_ON_A_CPU / 60))
-    takes = "a few seconds each" if torch.cuda.is_available() else f"about {minutes} min on two free CPU cores"
-    if missing:
-        lines.append(f"to sample: {', '.join(missing)} ({takes})")
-    return "\n".join(lines)
-
-
-def _sampled(options: argparse.Namespace, demo: _Demo, missing: Sequence[str]) -> list[Clip]:
-    """The wanted clips; those that are missing are sampled and kept."""
-    if missing:
-        with _host(options, demo.model) as host:
-            for clip in sample(host, demo.job, missing, demo.without_kernel):
-                demo.clips.put(clip)
-    found = [demo.clips.get(variant) for variant in demo.variants]
-    return [clip for clip in found if clip is not None]
+def write_results(output: Path, clips: dict[str, Clip], heading: Sequence[str]) -> str:
+    """Write everything; the text of the page. The first clip is the one in full precision."""
+    full = clips[FULL_PRECISION]
+    rows, labels = [], {}
+    for mode, clip in clips.items():
+        write_mp4(output / f"{mode.replace(' ', '_')}.mp4", clip.frames, FPS)
+        if clip is full:
+            rows.append([mode, "–", "–", "–", _PURPOSES[mode]])
+            labels[mode] = clip.frames
+            continue
+        decibels = psnr(clip.frames, full.frames)
+        cosine = Agreement.of(clip.latent, full.latent).cosine
+        structure = ssim(clip.frames, full.frames)
+        rows.append([mode, f"{decibels:.2f}", f"{structure:.4f}", f"{cosine:.5f}", _PURPOSES[mode]])
+        labels[f"{mode}: {decibels:.1f} dB"] = clip.frames
+    write_animation(output / "comparison.webp", labels, FPS)
+    parts = [
+        "# One video with several attentions",
+        "\n".join(heading),
+        "\n".join(table(["attention", "PSNR (dB)", "SSIM", "cosine of latents", "what it is"], rows)),
+        _HOW_TO_READ,
+        "## What each attention did",
+        *(f"{mode}:\n{clip.note}" for mode, clip in clips.items()),
+    ]
+    text = "\n\n".join(parts)
+    (output / PAGE).write_text(text + "\n", encoding="utf-8")
+    return text
 
 
 def main(arguments: list[str]) -> int:
     """Run the demo; 0 when all videos were written, 1 when ComfyUI does not start."""
     options = parse(arguments)
-    options.output.mkdir(parents=True, exist_ok=True)
+    job, device = Job(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    without_kernel = modes_without_kernel(device)
+    host = "diffusers"
+    if options.comfyui is not None:
+        host = f"ComfyUI {'.'.join(map(str, comfyui_version(options.comfyui)))}"
+    heading = [
+        f'- Video: "{job.caption}", {job.width} × {job.height} pixels, {job.frames} frames, {job.steps} steps, '
+        f"guidance {job.guidance:g}, seed {job.seed}",
+        f"- Host: {host}",
+        f"- Machine: {machine.summary(device)}, Python {machine.python()}; comfy_sage2 {__version__}",
+        *([f"- {_SLOW.format(', '.join(without_kernel))}"] if without_kernel else []),
+    ]
+    takes = "under a minute" if device.type == "cuda" else "about 3 minutes on two free CPU cores"
+    print(*heading, f"This takes {takes}.", sep="\n", flush=True)
     try:
-        with tempfile.TemporaryDirectory() as scratch:
-            demo = _prepare(options, Path(scratch))
-            if not options.again and demo.results.are_there():
-                text = (options.output / PAGE).read_text(encoding="utf-8")
-                print(f"\n{text}\nNothing has changed since these were made, so nothing was sampled or written again.")
-            else:
-                missing = [variant for variant in demo.variants if options.again or demo.clips.get(variant) is None]
-                print(_plan(demo, missing), flush=True)
-                clips = _sampled(options, demo, missing)
-                text, paths = write_results(options.output, clips, demo.heading, demo.without_kernel)
-                demo.results.put(paths)
-                print(f"\n{text}")
+        with _host(options) as chosen:
+            clips = sample(chosen, job, without_kernel)
     except NotStarted as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"\nvideos, comparison.webp, contact_sheet.png and {PAGE} are in {options.output}")
+    print(f"\n{write_results(options.output, clips, heading)}")
+    print(f"\nvideos, comparison.webp and {PAGE} are in {options.output}")
     return 0

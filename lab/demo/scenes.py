@@ -80,9 +80,3 @@ def random_scene(rng: random.Random) -> Scene:
         surface_color=backdrop,
         drifting=rng.random() < 0.5,
     )
-
-
-def random_captions(count: int, seed: int) -> list[str]:
-    """Draw ``count`` captions; the same seed gives the same captions."""
-    rng = random.Random(seed)
-    return [random_scene(rng).caption() for _ in range(count)]

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from ..demo.scenes import COLORS, MOTIONS, PATTERNS, SHAPES, SIZES, SURFACES, Scene
 
-CLASSIFIER_FILE = "demo_caption_classifier_fp16.safetensors"
 SIDE, FRAMES = 64, 17
 
 THING_WORDS = {"size": SIZES, "color": COLORS, "pattern": PATTERNS, "shape": SHAPES, "motion": MOTIONS}
@@ -28,13 +27,13 @@ _NORM_GROUPS = 8
 
 
 class CaptionClassifier(nn.Module):
-    """Five convolutions over space and time, pooled. ``widths``: their channels."""
+    """Five convolutions over space and time, pooled."""
 
-    def __init__(self, widths: Sequence[int] = _WIDTHS) -> None:
+    def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         inputs = 3
-        for width, stride in zip(widths, _STRIDES, strict=True):
+        for width, stride in zip(_WIDTHS, _STRIDES, strict=True):
             layers += [nn.Conv3d(inputs, width, 3, stride, padding=1), nn.GroupNorm(_NORM_GROUPS, width), nn.SiLU()]
             inputs = width
         self.features = nn.Sequential(*layers)
@@ -43,9 +42,8 @@ class CaptionClassifier(nn.Module):
     @classmethod
     def load(cls, path: str | Path) -> CaptionClassifier:
         """The trained network in float32 on the CPU."""
-        weights = {name: value.float() for name, value in load_file(path).items()}
-        model = cls([len(weights[f"features.{3 * number}.weight"]) for number in range(len(_STRIDES))])
-        model.load_state_dict(weights)
+        model = cls()
+        model.load_state_dict({name: value.float() for name, value in load_file(path).items()})
         return model.eval().requires_grad_(False)
 
     def forward(self, clips: torch.Tensor) -> torch.Tensor:
@@ -74,14 +72,6 @@ def targets(scenes: Sequence[Scene]) -> torch.Tensor:
         row += [float(word == scene.surface_color) for word in COLORS]
         rows.append(row)
     return torch.tensor(rows)
-
-
-def loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Binary cross-entropy of what may occur twice, cross-entropy of what occurs once."""
-    things, drifting, surface, color = logits.split(_SPLITS, dim=1)
-    wanted, moving, *once = target.split(_SPLITS, dim=1)
-    several = F.binary_cross_entropy_with_logits(torch.cat([things, drifting], 1), torch.cat([wanted, moving], 1))
-    return several + sum(0.1 * F.cross_entropy(seen, said) for seen, said in zip((surface, color), once, strict=True))
 
 
 def word_accuracy(logits: torch.Tensor, scenes: Sequence[Scene]) -> dict[str, float]:

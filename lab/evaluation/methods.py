@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from comfy_sage2 import registry
 from comfy_sage2.attention import attention
-from comfy_sage2.backends.kernels import KernelBackend
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP22, ACCUMULATE_FP32
 from comfy_sage2.quantize.formats import FP16, FP32
@@ -18,7 +16,6 @@ from comfy_sage2.quantize.groups import ADA, HOPPER_8B, PER_BLOCK, PER_TENSOR, P
 from comfy_sage2.quantize.integer import INT8
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
-from comfy_sage2.request import AttentionRequest
 
 from ..baselines import flash_attention3_fp8, hadamard_attention, sage_attention1, smooth_attention
 from ..baselines.unsmoothed import UNSMOOTHED_4B
@@ -72,15 +69,6 @@ def backend(name: str, options: AttentionOptions) -> Method:
         )
 
     return run
-
-
-def has_mode(name: str, mode: str) -> bool:
-    """Whether the backend called `name` has `mode` on the GPUs that it is for; KernelUnavailable without its module."""
-    request, backend = AttentionRequest.minimal(torch.device("cpu"), AttentionOptions(mode)), registry.get(name)
-    if isinstance(backend, KernelBackend):
-        return backend.reason_of_module(request) is None
-    constraints = backend.constraints
-    return all(constraint.check(request) is None for constraint in constraints if constraint.name == "mode")
 
 
 @dataclass(frozen=True)
@@ -160,15 +148,17 @@ _ATTENTIONS = {
 }
 
 
-def tables(backend_name: str | None) -> tuple[Table, ...]:
-    """All tables; the last one, of whole attentions, also measures the kernels of a backend if one is named."""
+PAPER = (SMOOTHING, GRANULARITY, DATA_TYPE, SMOOTH_V, ACCUMULATOR)
+
+
+def attentions(kernel: str | None) -> Table:
+    """Whole attentions, by the reference and by the kernels of a backend where one is named."""
     kernels = {
-        f"{mode}{' + rotation' * rotate} ({backend_name} kernel)": backend(
-            backend_name, AttentionOptions(mode, rotate="on" if rotate else "off")
+        f"{mode}{' + rotation' * (rotate == 'on')} ({kernel} kernel)": backend(
+            kernel, AttentionOptions(mode, rotate=rotate)
         )
         for mode in MODES
-        for rotate in (False, True)
-        if backend_name and has_mode(backend_name, mode)
+        for rotate in ("off", "on")
+        if kernel is not None
     }
-    attentions = Table("attention", "Whole attentions as the modes and baselines define them", _ATTENTIONS | kernels)
-    return (SMOOTHING, GRANULARITY, DATA_TYPE, SMOOTH_V, ACCUMULATOR, attentions)
+    return Table("attention", "Whole attentions as the modes and baselines define them", _ATTENTIONS | kernels)

@@ -1,1 +1,1 @@
-"""What the node costs in a model: seconds a sampling step, the guard, a calibration."""
+"""Sparse calls, and what the node chooses."""

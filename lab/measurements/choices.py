@@ -1,6 +1,6 @@
-"""Whether the measured choices hold: each call through the node's decision, beside every attention it could have taken.
+"""`python -m lab choices`: the node's decision for a call, beside every attention that it could have taken.
 
-    python -m lab choices --results docs/results
+    python -m lab choices --results docs/results  # choices.md
 
 Tests the kernels and measures the GPU twice as the first node does, then times calls that were not part of that. Prints
 for each what a new node with its defaults takes (8b, rotation, *where it is faster*), and how much slower that is than
@@ -10,17 +10,15 @@ that are no less exact. Other modes and the others of these packages are timed b
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 import torch
 
-from comfy_sage2 import machine
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate
 from comfy_sage2.backends import self_test
@@ -29,14 +27,13 @@ from comfy_sage2.call_site import CallSite
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.settings import Settings
-from comfy_sage2.command_line import Parser, output_folder
 from comfy_sage2.options import EXACT
 from comfy_sage2.timing import candidates
 from comfy_sage2.timing.measure import measure_now
 from comfy_sage2.timing.rounds import GpuClock, time_rounds
 
-from ..arguments import cuda_device
-from ..result_page import kernel_versions, page_head, show, usable_kernels
+from ..arguments import cuda_device, parser_of
+from ..result_page import page_head, show, table, usable_kernels, write
 
 _SECONDS = 0.4  # for each call
 _HIDDEN = 77  # keys at the end, in calls with a mask
@@ -109,11 +106,10 @@ class CheckedChoice:
     seconds: dict[Candidate, float]
     loss: float
 
-    def line(self, columns: Iterable[Candidate]) -> str:
-        """A row of the table."""
-        cells = [str(self.sizes), self.taken.words, f"+{self.loss:.1%}" if self.loss else "fastest"]
-        cells += [f"{1e6 * self.seconds[one]:.0f}" if one in self.seconds else "-" for one in columns]
-        return f"| {' | '.join(cells)} |"
+    def cells(self, columns: Sequence[Candidate]) -> list[str]:
+        """A row of the table, in microseconds."""
+        times = [f"{1e6 * self.seconds[column]:.0f}" if column in self.seconds else "–" for column in columns]
+        return [str(self.sizes), self.taken.words, f"+{self.loss:.1%}" if self.loss else "fastest", *times]
 
 
 def _chosen(dispatcher: Dispatcher, call: AttentionCall) -> Candidate:
@@ -126,38 +122,29 @@ def _chosen(dispatcher: Dispatcher, call: AttentionCall) -> Candidate:
     return Candidate.of(decision.backend, decision.options)
 
 
-def find(dispatcher: Dispatcher, sizes: Sizes, choices: TunedChoices) -> CheckedChoice:
+def check(dispatcher: Dispatcher, sizes: Sizes, choices: TunedChoices) -> CheckedChoice:
     """Time a call by every candidate, but those in 4b and those that smooth V, and see which one the node takes."""
     call = sizes.call()
     runs = candidates.calls(*call.tensors("BHND"), call.mask_4d())
-    runs = {one: run for one, run in runs.items() if one.mode != "4b" and not one.smooth_v}
+    runs = {candidate: run for candidate, run in runs.items() if candidate.mode != "4b" and not candidate.smooth_v}
     clock = GpuClock()
     rounds = time_rounds(runs, clock, random.Random(), clock.now() + _SECONDS)
-    seconds = {one: median(values) for one, values in rounds.items()}
+    seconds = {candidate: median(values) for candidate, values in rounds.items()}
     settings = dispatcher.settings
-    mode = [one for one in seconds if (one.mode, one.rotate) == (settings.mode, settings.rotate != "off")]
-    allowed = [
-        one
-        for one in seconds
-        if one in mode
-        or one.mode == EXACT
-        or (one.mode == PEER and all(choices.is_no_less_exact(one, own, sizes.head_dim) for own in mode))
-    ]
-    taken = _chosen(dispatcher, call)
-    return CheckedChoice(sizes, taken, seconds, seconds[taken] / min(map(seconds.__getitem__, allowed)) - 1.0)
+    own = [one for one in seconds if (one.mode, one.rotate) == (settings.mode, settings.rotate != "off")]
+
+    def is_allowed(candidate: Candidate) -> bool:
+        if candidate.mode == PEER:
+            return all(choices.is_no_less_exact(candidate, mode, sizes.head_dim) for mode in own)
+        return candidate in own or candidate.mode == EXACT
+
+    taken, fastest = _chosen(dispatcher, call), min(time for one, time in seconds.items() if is_allowed(one))
+    return CheckedChoice(sizes, taken, seconds, seconds[taken] / fastest - 1.0)
 
 
-def page(command: str, device: torch.device) -> str:
-    """The whole page of docs/results; tells on stderr how far it is."""
-    lines = [
-        *page_head(
-            "Measured choices",
-            machine=machine.summary(device),
-            kernels=kernel_versions(device),
-            settings="a new node: `rotate` on auto, *where it is faster*; measured: all modes, `rotate` on and off",
-            command=command,
-        )
-    ]
+def body(device: torch.device) -> list[str]:
+    """Measure; the page below its head. Tells on stderr how far it is."""
+    lines = []
     for kernel in usable_kernels(device):
         decision = self_test.test_now(kernel.name, device.index, kernel.variants)
         lines.append(f"- The self-test of {kernel.name}, its first use in this process: {decision.text}.")
@@ -170,35 +157,39 @@ def page(command: str, device: torch.device) -> str:
         lines += [f"  - {line}" for line in choices.lines()]
     settings = Settings(mode="8b")
     dispatcher = Dispatcher(settings, probe(device, settings), device=device, own_is_torchs=True)
-    found = []
+    checked = []
     for sizes in CALLS:
-        found.append(find(dispatcher, sizes, choices))
-        print(found[-1].line(found[-1].seconds), file=sys.stderr, flush=True)
-    columns = dict.fromkeys(one for row in found for one in row.seconds)
-    over = sum(row.loss > 0.02 for row in found)
-    lines += [
+        checked.append(check(dispatcher, sizes, choices))
+        print(f"{sizes}: {checked[-1].taken.words}, {checked[-1].loss:+.1%}", file=sys.stderr, flush=True)
+    columns = list(dict.fromkeys(candidate for row in checked for candidate in row.seconds))
+    over = sum(row.loss > 0.02 for row in checked)
+    return [
+        *lines,
         "",
         "Calls of batch x heads x tokens of q x tokens of k x head_dim, in microseconds, bf16. BHND: the tokens of a "
         f"head lie together in memory; mask: {_HIDDEN} keys are hidden. *Slower* is beside the fastest of 8b with "
         "rotation, ComfyUI's own attention, torch's exact ones, and those of other packages that are no less exact.",
         "",
-        "| call | taken | slower | " + " | ".join(one.words for one in columns) + " |",
-        "| --- " * (3 + len(columns)) + "|",
-        *(row.line(columns) for row in found),
+        *table(
+            ["call", "taken", "slower", *(column.words for column in columns)], (row.cells(columns) for row in checked)
+        ),
         "",
-        f"Slower by more than 2 %: {over} of {len(found)}; worst {max(row.loss for row in found):.1%}.",
+        f"Slower by more than 2 %: {over} of {len(checked)}; worst {max(row.loss for row in checked):.1%}.",
     ]
-    return "\n".join(lines) + "\n"
 
 
 def main(arguments: list[str]) -> int:
     """Run the command."""
-    parser = Parser(
-        prog="python -m lab choices", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = parser_of("choices", __doc__, "choices.md").parse_args(arguments)
+    device = cuda_device("choices")
+    lines = page_head(
+        "Measured choices",
+        device,
+        settings="a new node: `rotate` on auto, *where it is faster*; measured: all modes, `rotate` on and off",
+        command=" ".join(["python -m lab choices", *arguments]),
     )
-    parser.add_argument("--results", type=output_folder, metavar="FOLDER", help="write choices.md there")
-    options = parser.parse_args(arguments)
     with torch.no_grad():
-        text = page(" ".join(["python -m lab choices", *arguments]), cuda_device("choices"))
-    show(text, "choices", options.results)
+        lines += body(device)
+    write(lines, "choices", options.results)
+    show(lines)
     return 0

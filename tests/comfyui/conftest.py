@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tiny_wan import Shapes, dit_shapes, write_checkpoint
 
-from lab.demo.tiny_wan import Shapes, dit_shapes, write_checkpoint
 from tools.comfyui.server import ComfyServer
 from tools.workflows.chromium import find_chromium
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.demo.tiny_wan import HEAD_DIM, Shapes
+from tiny_wan import HEAD_DIM, Shapes
 
 
 def _linear(name: str, outputs: int, inputs: int) -> Shapes:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from lab.baselines import BASELINES
 from tools.comfyui.server import ComfyServer, PromptRefused
 
 from .installations import REPOSITORY
@@ -25,7 +24,6 @@ NODES = (
     "SageAttention2MakePolicy",
     "SageAttention2LoadPolicy",
     "SageAttention2DemoCaption",
-    "SageAttention2DemoBaseline",
 )
 
 
@@ -103,8 +101,6 @@ def test_choices_are_the_same_on_every_machine(server: ComfyServer) -> None:
     assert choices["sparse"] == ["off", "light", "medium", "strong"]
     assert choices["apply_to"] == ["self and cross", "self only"]
     assert choices["backend"] == ["auto", "reference", "auto or reference"]
-    method = inputs(server, "SageAttention2DemoBaseline")["method"]
-    assert method[1].get("options", method[0]) == list(BASELINES)
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "auto or reference"])

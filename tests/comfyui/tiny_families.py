@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from lab.measurements.families.declared import FAMILIES, DeclaredModel, Family
-from lab.measurements.families.models import load
-from lab.measurements.sampling_steps import enter_comfyui
+from lab.families.declared import FAMILIES, DeclaredModel, Family
+from lab.families.models import load
+from lab.families.run import enter_comfyui
 
 # The structure of Stable Diffusion 1.5 with one level: ComfyUI's own cross-attention modules, which few families have.
 _SD15 = DeclaredModel(

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+import tiny_wan
 import torch
 from safetensors.torch import load_file, save_file
 from sequence_parallel.cases import MODES
@@ -27,7 +28,6 @@ from sequence_parallel.raylight_worker import FULL, GPUS, STEPS
 
 from comfy_sage2 import explain
 from comfy_sage2.integrations.sageattention import offer
-from lab.demo import tiny_wan
 from tools.comfyui.folders import comfyui_folders
 
 pytestmark = pytest.mark.gpu

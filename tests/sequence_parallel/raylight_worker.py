@@ -26,7 +26,8 @@ from safetensors.torch import save_file
 from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.report.text import session_report
-from lab.measurements.sampling_steps import NODES, TEXT_CHANNELS, TEXT_TOKENS, enter_comfyui
+from comfy_sage2.options import MODES
+from lab.families.run import enter_comfyui, settings_of
 
 GPUS, STEPS = 2, 6
 FULL = "full"  # ComfyUI's own attention
@@ -66,12 +67,11 @@ class ComfyUI:
     """One GPU. attention: FULL, or a mode of our node."""
 
     def __init__(self, path: Path, attention: str) -> None:
-        import comfy.model_management
         import comfy.sd
 
         model = timed(comfy.sd.load_diffusion_model(str(path)))
         if attention != FULL:
-            model = patch_model(model, NODES[attention].on(comfy.model_management.get_torch_device()))
+            model = patch_model(model, settings_of(attention, "auto"))
         self.model = model
 
     def sample(self, text: Any, latent: torch.Tensor) -> torch.Tensor:
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--raylight", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument(
-        "--attention", required=True, help=f"{FULL}, {', '.join(NODES)}, or Raylight's XFuser_attention"
+        "--attention", required=True, help=f"{FULL}, {', '.join(MODES)}, or Raylight's XFuser_attention"
     )
     parser.add_argument("--latent", type=int, nargs=3, required=True, help="frames, height and width")
     parser.add_argument("--out", type=Path, required=True)
@@ -162,8 +162,8 @@ def main() -> None:
     enter_comfyui(arguments.comfyui)
     sys.path.insert(0, str(arguments.raylight / "src"))
     generator = torch.Generator().manual_seed(SEED)
-    text = [[torch.randn(1, TEXT_TOKENS, TEXT_CHANNELS, generator=generator), {}]]
-    sampler = ComfyUI if arguments.attention in (FULL, *NODES) else Raylight
+    text = [[torch.randn(1, 512, 4096, generator=generator), {}]]
+    sampler = ComfyUI if arguments.attention in (FULL, *MODES) else Raylight
     with ray_ended(), torch.inference_mode():
         sampling = sampler(arguments.model, arguments.attention)
         latent = sampling.sample(text, torch.zeros(1, 16, *arguments.latent))

@@ -6,7 +6,6 @@ const NODES = new Set([
   "SageAttention2",
   "SageAttention2Options",
   "SageAttention2Report",
-  "SageAttention2DemoBaseline",
   "SageAttention2DemoCaption",
 ]);
 const WIDGET = "status";

@@ -21,7 +21,6 @@ HELP_HEIGHTS = {
     "SageAttention2Calibrate": 1600,
     "SageAttention2MakePolicy": 1900,
     "SageAttention2LoadPolicy": 1000,
-    "SageAttention2DemoBaseline": 900,
     "SageAttention2DemoCaption": 700,
 }
 TITLES = {

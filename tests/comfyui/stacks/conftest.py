@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tiny_wan import dit_shapes, write_checkpoint
 
 from comfy_sage2.integrations.sageattention import offer
-from lab.demo.tiny_wan import dit_shapes, write_checkpoint
 from tools.comfyui.server import ComfyServer
 
 from .. import packs

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from lab.bench import kernel_times
-from lab.bench.candidates import Call, PreparedCandidate, Turn
+from lab.bench.candidates import Call, PreparedCandidate
 from lab.bench.kernel_times import KernelRecord, KernelTimer, attention_milliseconds, split_at_markers
+from lab.bench.timing import Turn
 
 
 def test_only_the_attention_counts() -> None:

@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE
-from lab.measurements.families.calls import Calls, counted
-from lab.measurements.families.declared import FAMILIES
-from lab.measurements.families.findings import FamilyRow, Findings, Served, TimedSteps
-from lab.measurements.families.models import fill
-from lab.measurements.families.page import document
-from lab.measurements.families.paper import MODELS
-from lab.measurements.overrides import attention_for_nothing
+from lab.families import attentions
+from lab.families.attentions import attention_for_nothing, override_of
+from lab.families.calls import Calls, counted
+from lab.families.declared import FAMILIES
+from lab.families.models import fill
+from lab.families.page import DEFAULT, NOTHING, FamilyRow, Served, TimedSteps, body
+from lab.families.run import settings_of
+
+HEADS = 4
 
 
 class Container:
@@ -45,18 +48,61 @@ def test_calls_are_counted_by_their_arguments(monkeypatch: pytest.MonkeyPatch) -
     assert len(seen) == 3 and vars(module)["optimized_attention"] is before
 
 
-@pytest.mark.parametrize("heads_first", [True, False])
-def test_attention_for_nothing_is_the_mean_of_the_values(heads_first: bool) -> None:
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    assert q.shape[1] == HEADS
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def never(*args: Any, **kwargs: Any) -> torch.Tensor:
+    raise AssertionError("ComfyUI's attention was asked")
+
+
+@pytest.mark.parametrize("skip_reshape", [False, True])
+@pytest.mark.parametrize("skip_output_reshape", [False, True])
+def test_every_layout_gives_the_same(skip_reshape: bool, skip_output_reshape: bool, fresh_seed: int) -> None:
+    torch.manual_seed(fresh_seed)
+    q, k, v = torch.randn(3, 2, HEADS, 10, 16).unbind()
+    mask = torch.rand(10, 10) < 0.7
+    mask[:, 0] = True
+    expected = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    given = (q, k, v) if skip_reshape else tuple(tensor.transpose(1, 2).flatten(2) for tensor in (q, k, v))
+    forms = {"skip_reshape": skip_reshape, "skip_output_reshape": skip_output_reshape}
+    out = override_of(attend, takes_mask=True)(never, *given, HEADS, mask, **forms, attn_precision=None)
+    torch.testing.assert_close(out, expected if skip_output_reshape else expected.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("more", [{"mask": torch.ones(10, 10)}, {"scale": 0.5}])
+def test_what_an_attention_does_not_take_stays_with_comfyui(more: dict[str, Any], fresh_seed: int) -> None:
+    q, k, v = torch.randn(3, 2, 10, HEADS * 16).unbind()
+    asked: list[Any] = []
+
+    def comfyui(*args: Any, **kwargs: Any) -> torch.Tensor:
+        asked.append((args, kwargs))
+        return q
+
+    out = override_of(never, takes_mask=False)(comfyui, q, k, v, HEADS, **more)
+    [((*tensors, heads, mask), kwargs)] = asked
+    assert out is q and all(a is b for a, b in zip(tensors, (q, k, v), strict=True)) and heads == HEADS
+    assert mask is more.get("mask") and kwargs.get("scale") == more.get("scale")
+    assert kwargs["skip_reshape"] is kwargs["skip_output_reshape"] is False
+
+
+def test_attention_for_nothing_is_the_mean_of_the_values() -> None:
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8)
     # Without a scale every key has the same weight.
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.0, enable_gqa=True)
-    tensors = [q, k, v] if heads_first else [t.transpose(1, 2).flatten(2) for t in (q, k, v)]
-    flat = attention_for_nothing(None, tensors[0], tensors[1], tensors[2], 4, skip_reshape=heads_first)
-    torch.testing.assert_close(flat, expected.transpose(1, 2).flatten(2))
-    if heads_first:
-        torch.testing.assert_close(
-            attention_for_nothing(None, q, k, v, 4, skip_reshape=True, skip_output_reshape=True), expected
-        )
+    expected = scaled_dot_product_attention(q, k, v, scale=0.0, enable_gqa=True)
+    out = attention_for_nothing(None, q, k, v, 4, skip_reshape=True, skip_output_reshape=True)
+    torch.testing.assert_close(out, expected)
+
+
+def test_peers_that_cannot_be_had_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_here() -> Any:
+        raise RuntimeError("not available here")
+
+    monkeypatch.setattr(attentions, "_comfy_kitchen", none_here)
+    found, missing = attentions.peers()
+    assert missing["comfy-kitchen INT8"] == "not available here" and "sageattention" in missing
+    assert not found.keys() & missing.keys()
 
 
 def test_random_weights_keep_activations_alike() -> None:
@@ -65,52 +111,46 @@ def test_random_weights_keep_activations_alike() -> None:
     for values in model.parameters():
         values.data.fill_(float("nan"))
     fill(model, torch.Generator().manual_seed(0))
-    x = torch.randn(64, 512)
-    assert 0.9 < float(linear(x).detach().std()) < 1.1
+    assert 0.9 < float(linear(torch.randn(64, 512)).detach().std()) < 1.1
     assert abs(float(norm.weight.detach().mean()) - 1.0) < 0.05
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_tiny_shapes_keep_the_structure(family: Any) -> None:
+def test_tiny_shapes_keep_the_structure() -> None:
     """Whatever is smaller than in reality is a size or a number of blocks or heads; all else is the same."""
     smaller = {"layers", "heads", "size", "dim", "depth", "features", "channels", "txtheads", "kvheads"}
-    real, tiny = family.real.config, family.tiny.config
-    for name in real.keys() | tiny.keys():
-        if real.get(name) != tiny.get(name):
-            assert smaller & set(name.split("_")) or name in ("txtlayers", "txtdim", "txtkvheads"), name
-            assert not name.endswith("head_dim")
-    assert len(family.real.latents) == len(family.tiny.latents)
-    for whole, part in zip(family.real.latents, family.tiny.latents, strict=True):
-        assert whole[1] == part[1] and len(whole) == len(part)
+    for family in FAMILIES:
+        real, tiny = family.real.config, family.tiny.config
+        for name in real.keys() | tiny.keys():
+            if real.get(name) != tiny.get(name):
+                assert smaller & set(name.split("_")) or name in ("txtlayers", "txtdim", "txtkvheads"), name
+                assert not name.endswith("head_dim")
+        for whole, part in zip(family.real.latents, family.tiny.latents, strict=True):
+            assert whole[1] == part[1] and len(whole) == len(part)
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
 
 
-def findings(timed: TimedSteps | None, is_gpu: bool) -> Findings:
+def test_a_mode_may_be_sparse() -> None:
+    sparse, plain = settings_of("8b sparse light", "auto"), settings_of("precise", "reference")
+    assert (sparse.mode, sparse.sparse, sparse.dense_percent) == ("8b", "light", 0.0)
+    assert (plain.mode, plain.sparse, plain.backend) == ("precise", "off", "reference")
+
+
+def row(timed: TimedSteps | None) -> FamilyRow:
     served = Served(Calls(made=10, unasked=2, masked=8), 6, {"[SA-101] too short": 2}, 0.999, 0.02)
-    row = FamilyRow(FAMILIES[0], served, timed)
-    return Findings("0.33.0", "a machine", "sm90 1.0.0", "python -m lab families", ["8b"], is_gpu, [row])
+    return FamilyRow(FAMILIES[0], served, timed)
 
 
 def test_the_page_says_what_was_not_run() -> None:
-    text = document(findings(None, is_gpu=False))
+    text = "\n".join(body([row(None)], ["8b"], is_gpu=False))
     assert "**Not run on a GPU.**" in text and "| not run |" in text
-    line = next(line for line in text.splitlines() if line.startswith("| MiniMax H3 |"))
-    assert "| 4 | 3 | 4 | 1: [SA-101] too short; before the first step the text refiner" in line
+    assert "| 4 | 3 | 4 | 1: [SA-101] too short; before the first step the text refiner" in text
     columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert len(columns) == 2  # one number for each table
 
 
 def test_the_page_compares_medians() -> None:
-    seconds = {"ComfyUI's default": [3.0, 2.0, 9.0], "8b": [1.0, 1.5, 2.0], "attention for nothing": [0.5, 0.5, 0.5]}
-    text = document(findings(TimedSteps(5000, seconds, "2 sm90 · 8b", 7.0), is_gpu=True))
-    assert "Not run on a GPU" not in text
-    assert "| 5000 | 3.000 (2.000 to 9.000) | 1.500 (1.000 to 2.000) | 0.500 (0.500 to 0.500) | 2.00 |" in text
-
-
-def test_names_differ_and_large_models_say_how_many_layers_they_have() -> None:
-    assert len({family.name for family in MODELS}) == len(MODELS) == 6
-    assert {family.name.split(",")[0]: family.real.layers for family in MODELS if family.real.fewer} == {
-        "CogVideoX1.5-5B": "5 of 42",
-        "HunyuanVideo": "1 + 1 of 20 + 40",
-        "Mochi": "8 of 48",
-    }
-    assert {family.real.layers for family in MODELS if not family.real.fewer} == {"all"}
+    seconds = {DEFAULT: [3.0, 2.0, 9.0], "8b": [1.0, 1.5, 2.0], "cuDNN": [2.0], NOTHING: [0.5, 0.5, 0.5]}
+    text = "\n".join(body([row(TimedSteps(5000, seconds, "2 sm90 · 8b", 7.0)), row(None)], ["8b"], is_gpu=True))
+    assert "| ComfyUI's default | 8b | cuDNN | attention for nothing | 8b: times as fast | calls in 8b |" in text
+    assert "| 5000 | 3.000 (2.000 to 9.000) | 1.500 (1.000 to 2.000) | 2.000 (2.000 to 2.000) | 0.500" in text
+    assert "| 2.00 | 2 sm90 · 8b | 7.0 |" in text and "Not run on a GPU" not in text

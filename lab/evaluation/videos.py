@@ -1,0 +1,223 @@
+"""`python -m lab videos`: whole videos with every attention, from the same captions and noise as in full precision.
+
+    python -m lab videos --results docs/results  # videos.md and videos.jpg
+
+Rows are the modes as a new node has them and without rotation, sparse attention, the baselines of the paper by
+reference numerics, and on a GPU the attentions of other packages. All but the attention is float32.
+"""
+
+from __future__ import annotations
+
+import random
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import mean
+
+import torch
+from torch.nn import functional as F
+
+from comfy_sage2.attention import attention
+from comfy_sage2.metrics import Agreement
+from comfy_sage2.options import MODES
+from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment
+from comfy_sage2.sparsity.levels import LEVELS
+
+from ..arguments import add_device, at_least_1, parser_of
+from ..baselines import BASELINES
+from ..bench import peers
+from ..bench.candidates import BenchmarkCandidate
+from ..demo.job import CLASSIFIER_FILE, FOLDER, Job
+from ..demo.metrics import psnr, ssim
+from ..demo.model import Attend, DemoModel, ReplacedAttention, pixels, starting_noise
+from ..demo.scenes import Scene, random_scene
+from ..pictures import contact_sheet
+from ..progress import ProgressBar
+from ..result_page import page_head, show, table, write
+from .caption_classifier import CaptionClassifier, shrunk, word_accuracy
+
+FULL_PRECISION = "full precision"
+_PEERS = ("comfy-kitchen", "sageattention", "flash-attention-3")
+_SHOWN_CAPTIONS = 6
+_SHOWN_MOMENT = 0.6  # of a clip's length
+_AT_ONCE = 8  # captions that are sampled together
+_DENSE_SHARE = 0.2  # of the steps, with sparse attention, as a new node has it
+
+
+def baseline(name: str) -> Attend:
+    """An attention that the paper compares with."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return BASELINES[name](q, k, v)[0].to(q.dtype)
+
+    return attend
+
+
+def of_peer(candidate: BenchmarkCandidate) -> Attend:
+    """Another package's attention, which gets bfloat16."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return candidate.attend(*(tensor.bfloat16().contiguous() for tensor in (q, k, v))).to(q.dtype)
+
+    return attend
+
+
+class SparseAttention:
+    """Self-attention with the key blocks that the node chooses; `begin_step` is told each step's number.
+
+    The first steps are dense, and so is cross-attention. Blocks of 128 tokens are half a frame of these short videos:
+    a large model needs fewer of them for the same bound.
+    """
+
+    def __init__(self, ours: Attend, bound: float) -> None:
+        self._ours, self._bound = ours, bound
+        self._step = self._layer = 0
+
+    def begin_step(self, step: int, steps: int) -> None:
+        """Before the calls of a step; the first one begins a sampling."""
+        if step == 0:
+            self._choices = BlockChoices(self._bound)
+        self._step, self._layer, self._is_dense = step, 0, step < _DENSE_SHARE * steps
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """The output of a call."""
+        if self._is_dense or q.shape != k.shape:
+            return self._ours(q, k, v)
+        key = ChoiceKey.of(self._layer, q, k)
+        self._layer += 1
+        mask = self._choices.block_mask(key, Moment(self._step), q, k, v, scale=q.shape[3] ** -0.5)
+        return self._ours(q, k, v, block_mask=mask)
+
+
+def attentions(device: torch.device) -> dict[str, Attend]:
+    """Row -> attention, full precision first; on a CPU the reference computes the modes."""
+    ours = partial(attention, backend=None if device.type == "cuda" else "reference", return_lse=False)
+    rows: dict[str, Attend] = {FULL_PRECISION: F.scaled_dot_product_attention}
+    for mode in MODES:
+        rows[mode] = partial(ours, mode=mode)
+        rows[f"{mode}, rotate off"] = partial(ours, mode=mode, rotate="off")
+    for level, bound in LEVELS.items():
+        rows[f"8b, sparse {level}"] = SparseAttention(partial(ours, mode="8b"), bound)
+    rows |= {name: baseline(name) for name in BASELINES}
+    if device.type == "cuda":
+        rows |= {candidate.name: of_peer(candidate) for candidate in peers.find(_PEERS).able}
+    return rows
+
+
+@dataclass
+class Row:
+    """What came of one attention, caption by caption, beside full precision."""
+
+    psnr: list[float] = field(default_factory=list)
+    ssim: list[float] = field(default_factory=list)
+    cosine: list[float] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)  # what the classifier read, (1, 44)
+    shown: list[torch.Tensor] = field(default_factory=list)  # a frame (height, width, 3) uint8 of the first captions
+
+    def cells(self, scenes: Sequence[Scene], is_full: bool) -> list[str]:
+        """Caption accuracy, PSNR and its worst, SSIM, cosine of the latents."""
+        accuracy = f"{word_accuracy(torch.cat(self.logits), scenes)['caption']:.1%}"
+        if is_full:
+            return [accuracy, "", "", "", ""]
+        decibels = [f"{mean(self.psnr):.2f}", f"{min(self.psnr):.2f}"]
+        return [accuracy, *decibels, f"{mean(self.ssim):.4f}", f"{mean(self.cosine):.5f}"]
+
+
+class Studio:
+    """The demo model and its judge on one device."""
+
+    def __init__(self, device: torch.device, job: Job) -> None:
+        self._model, self._job = DemoModel(device), job
+        self._classifier = CaptionClassifier.load(FOLDER / CLASSIFIER_FILE).to(device)
+
+    @torch.no_grad()
+    def sample(
+        self, scenes: Sequence[Scene], seeds: Sequence[int], rows: Mapping[str, Attend], results: dict[str, Row]
+    ) -> None:
+        """Sample the captions with every attention, and add what came of it to `results`."""
+        job, captions = self._job, [scene.caption() for scene in scenes]
+        size = {"width": job.width, "height": job.height, "frames": job.frames}
+        noise = torch.cat([starting_noise(seed, **size) for seed in seeds])
+        full_latents: list[torch.Tensor] = []
+        full_frames: list[torch.Tensor] = []
+        for name, attend in rows.items():
+            begin_step = attend.begin_step if isinstance(attend, SparseAttention) else lambda step, steps: None
+            with ReplacedAttention(attend):
+                latents = self._model.denoise(
+                    captions, noise, steps=job.steps, before_step=partial(begin_step, steps=job.steps)
+                )
+            row = results.setdefault(name, Row())
+            for number, latent in enumerate(latents.cpu()):
+                video = self._model.decode(latent)
+                frames = pixels(video).cpu()
+                row.logits.append(self._classifier(shrunk(video[None])).cpu())
+                row.shown.append(frames[round(_SHOWN_MOMENT * (len(frames) - 1))])
+                if name == FULL_PRECISION:
+                    full_latents.append(latent)
+                    full_frames.append(frames)
+                row.psnr.append(psnr(frames, full_frames[number]))
+                row.ssim.append(ssim(frames, full_frames[number]))
+                row.cosine.append(Agreement.of(latent, full_latents[number]).cosine)
+
+
+def run(
+    device: torch.device,
+    job: Job,
+    captions: int,
+    rows: Mapping[str, Attend],
+    progress: Callable[[float], None] = lambda share: None,
+) -> tuple[list[Scene], dict[str, Row]]:
+    """The scenes, and what came of each row. The job's seed draws the captions; number n starts from noise seed + n."""
+    rng, studio, results = random.Random(job.seed), Studio(device, job), dict[str, Row]()
+    scenes = [random_scene(rng) for _ in range(captions)]
+    for first in range(0, captions, _AT_ONCE):
+        numbers = range(first, min(first + _AT_ONCE, captions))
+        studio.sample(scenes[first : numbers.stop], [job.seed + number for number in numbers], rows, results)
+        progress(numbers.stop / captions)
+    return scenes, results
+
+
+def body(job: Job, scenes: Sequence[Scene], results: Mapping[str, Row]) -> list[str]:
+    """The page below its head."""
+    return [
+        f"{len(scenes)} captions, each with noise of its own that is the same for all attentions; {job.steps} steps, "
+        f"{job.frames} frames of {job.width} × {job.height}; self- and cross-attention of every layer and step. "
+        "Distances are to the same video in full precision. Caption accuracy: the share of a caption's words that a "
+        "classifier finds in the video.",
+        "",
+        *table(
+            ["attention", "caption accuracy", "PSNR (dB)", "worst PSNR", "SSIM", "latent cosine"],
+            ([name, *row.cells(scenes, name == FULL_PRECISION)] for name, row in results.items()),
+        ),
+        "",
+        "![A row for each attention, a column for each of the first captions](videos.jpg)",
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command."""
+    parser = parser_of("videos", __doc__, "videos.md and videos.jpg")
+    add_device(parser)
+    parser.add_argument("--captions", type=at_least_1, default=32)
+    parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name has one of these texts")
+    options = parser.parse_args(arguments)
+    device, job = options.device, Job(frames=33, steps=20, seed=0)
+    every = attentions(device)
+    chosen = [name for name in every if any(text in name for text in options.rows or [""])]
+    rows = {name: every[name] for name in every if name == FULL_PRECISION or name in chosen}
+    with ProgressBar("captions") as progress:
+        scenes, results = run(device, job, options.captions, rows, progress)
+    lines = page_head(
+        "Whole videos of the demo model",
+        device,
+        settings="the attention function; `rotate` on auto unless a row says otherwise",
+        command=shlex.join(["python", "-m", "lab", "videos", *arguments]),
+    )
+    lines += body(job, scenes, results)
+    write(lines, "videos", options.results)
+    if options.results is not None:
+        sheet = contact_sheet({name: row.shown[:_SHOWN_CAPTIONS] for name, row in results.items()})
+        sheet.save(options.results / "videos.jpg", quality=85)
+    show(lines)
+    return 0

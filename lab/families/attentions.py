@@ -1,0 +1,91 @@
+"""Other attentions in place of ComfyUI's: overrides of its hook, each where its package can be imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE, AttentionCall
+
+from ..bench import peers as bench_peers
+
+# q, k, v (B, H, N, D) and a mask or None -> the output (B, H, N, D).
+Plain = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+Override = Callable[..., torch.Tensor]
+
+CUDNN = "cuDNN"
+
+
+def override_of(attend: Plain, *, takes_mask: bool) -> Override:
+    """An override that computes every call by `attend`.
+
+    Calls with a mask that it does not take, or with a scale of their own, stay with ComfyUI.
+    """
+
+    def override(
+        func: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        heads: int,
+        mask: torch.Tensor | None = None,
+        *args: Any,
+        skip_reshape: bool = False,
+        skip_output_reshape: bool = False,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        forms = {"skip_reshape": skip_reshape, "skip_output_reshape": skip_output_reshape}
+        if (mask is not None and not takes_mask) or kwargs.get("scale") is not None:
+            out: torch.Tensor = func(q, k, v, heads, mask, *args, **forms, **kwargs)
+            return out
+        q, k, v = AttentionCall.of((q, k, v, heads), {"skip_reshape": skip_reshape}).tensors("BHND")
+        result = attend(q, k, v, mask)
+        return result if skip_output_reshape else result.transpose(1, 2).flatten(2)
+
+    return override
+
+
+def _mean_of_values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    return v.mean(2, keepdim=True).expand(-1, -1, q.shape[2], -1)
+
+
+# Gives every query the mean of all values: what is left of a step when attention costs nothing.
+attention_for_nothing = override_of(_mean_of_values, takes_mask=True)
+
+
+def with_override(patcher: Any, override: Override) -> Any:
+    """A copy of ComfyUI's ModelPatcher that asks `override` for its attention."""
+    patched = patcher.clone()
+    patched.model_options.setdefault("transformer_options", {})[OVERRIDE] = override
+    return patched
+
+
+def _comfy_kitchen() -> Override:
+    """ComfyUI's own choice of comfy-kitchen's INT8 attention. RuntimeError where it is not available."""
+    import comfy.ldm.modules.attention as comfyui_attention
+
+    if not getattr(comfyui_attention, "COMFY_KITCHEN_INT8_ATTENTION_IS_AVAILABLE", False):
+        raise RuntimeError("this ComfyUI offers no INT8 attention of comfy-kitchen here")
+
+    def override(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = comfyui_attention.attention_comfy_kitchen_int8(*args, **kwargs)
+        return out
+
+    return override
+
+
+def peers() -> tuple[dict[str, Override], dict[str, str]]:
+    """Name -> override of the attentions that can be had here, and for the others name -> why not."""
+    found = bench_peers.find(["torch-cudnn", "flash-attention-3", "sageattention"])
+    overrides = {
+        candidate.name: override_of(candidate.attend, takes_mask=candidate.name == CUDNN) for candidate in found.able
+    }
+    missing = dict(found.missing)
+    try:
+        overrides["comfy-kitchen INT8"] = _comfy_kitchen()
+    except RuntimeError as reason:
+        missing["comfy-kitchen INT8"] = str(reason)
+    return overrides, missing

@@ -1,0 +1,211 @@
+"""What the node serves in each model family, and on a GPU what a sampling step takes: one command for all families.
+
+    python -m lab families --device cpu --results docs/results        # families.md
+    python -m lab families --only "Wan 2.1" --peers --page steps      # beside other packages' attentions
+
+Tiny random models of each family's structure are sampled in ComfyUI with the backend *reference* and without the node.
+On a GPU each family's real shape follows, with random weights, in bf16: seconds a step with ComfyUI's attention, with
+the node, with `--peers` also with other packages' attentions, and without attention, in shuffled rounds. Run it with a
+Python that has ComfyUI's requirements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from comfy_sage2.comfyui.hooks.sampling import sessions_of
+from comfy_sage2.comfyui.patch import patch_model
+from comfy_sage2.comfyui.settings import ALWAYS, Settings
+from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
+from tools.comfyui.launch import TorchvisionOperators
+
+from ..arguments import at_least_1, parser_of
+from ..result_page import page_head, show, write
+from .attentions import attention_for_nothing, peers, with_override
+from .calls import counted
+from .declared import FAMILIES, DeclaredModel, Family
+from .models import TINY_STEPS, load, sample, seconds_in_rounds, unlike_detected
+from .page import DEFAULT, NOTHING, FamilyRow, Served, TimedSteps, body
+
+_MODES = ("auto", "8b", "precise", "8b sparse medium")
+_SHARE_OF_USE = "\n## Share of use\n"  # the part of the page that tools.workflows.template_use writes
+
+
+def enter_comfyui(folder: Path, *, cpu: bool = False) -> None:
+    """Make ComfyUI's packages importable, with its command line left at the defaults. cpu: leave GPUs alone.
+
+    SystemExit with one line in a Python that lacks what ComfyUI needs.
+    """
+    sys.meta_path.insert(0, TorchvisionOperators())
+    sys.path.insert(0, str(folder))
+    try:
+        import comfy.cli_args
+
+        comfy.cli_args.args.cpu = cpu or not torch.cuda.is_available()
+        import comfy.model_management
+    except ModuleNotFoundError as error:
+        raise SystemExit(
+            f"the ComfyUI at {folder} needs {error.name}, which {sys.executable} does not have; "
+            "run this with a Python that has ComfyUI's requirements"
+        ) from None
+
+
+def settings_of(text: str, backend: str) -> Settings:
+    """The node's settings for a mode, such as "8b", or "8b sparse light" for steps that are all sparse."""
+    mode, _, level = text.partition(" sparse ")
+    return Settings(mode=mode, backend=backend, sparse=level or "off", dense_percent=0.0)
+
+
+def serve_tiny(family: Family, device: torch.device) -> Served:
+    """Sample the tiny model without the node, with it, and without attention."""
+    patcher = load(family, family.tiny, torch.float32, device)
+    plain, _ = sample(patcher, family, family.tiny, TINY_STEPS)
+    patched = patch_model(patcher, Settings(mode="8b", backend="reference", when=ALWAYS))
+    with counted() as calls:
+        out, _ = sample(patched, family, family.tiny, TINY_STEPS)
+    nothing, _ = sample(with_override(patcher, attention_for_nothing), family, family.tiny, TINY_STEPS)
+    shares = sessions_of(patched)[-1].record.summary().shares
+    return Served(
+        calls,
+        sum(share.calls for share in shares if share.decision.backend is not None),
+        {share.decision.label: share.calls for share in shares if share.decision.backend is None},
+        float(torch.nn.functional.cosine_similarity(plain.double(), out.double(), dim=0)),
+        float((out - plain).norm() / (nothing - plain).norm()),
+    )
+
+
+def time_steps(
+    family: Family, shape: DeclaredModel, modes: list[str], rounds: int, device: torch.device, *, with_peers: bool
+) -> TimedSteps:
+    """Seconds a step with each attention; on a CPU with the backend *reference*, to see that it runs."""
+    is_gpu = device.type == "cuda"
+    if is_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    patcher = load(family, shape, torch.bfloat16, device)
+    backend = "auto" if is_gpu else "reference"
+    nodes = {mode: patch_model(patcher, settings_of(mode, backend)) for mode in modes}
+    for mode, node in nodes.items():
+        reason = sessions_of(node)[-1].dispatcher.idle_reason
+        if reason is not None:
+            raise RuntimeError(f"the node has nothing to measure in {mode}: {reason}")
+    candidates: dict[str, Any] = {DEFAULT: patcher.clone(), **nodes}
+    if with_peers:
+        overrides, missing = peers()
+        print(*(f"{name}: left out, {reason}" for name, reason in missing.items()), sep="\n", file=sys.stderr)
+        candidates |= {name: with_override(patcher, override) for name, override in overrides.items()}
+    candidates[NOTHING] = with_override(patcher, attention_for_nothing)
+    with counted() as calls:
+        for candidate in candidates.values():
+            sample(candidate, family, shape, 1)
+    seconds = seconds_in_rounds(candidates, family, shape, rounds)
+    shares = sessions_of(nodes[modes[0]])[-1].record.summary().shares
+    served = "; ".join(f"{share.calls // (family.steps + 1)} {share.decision.label}" for share in shares)
+    peak = torch.cuda.max_memory_allocated(device) / 2**30 if is_gpu else 0.0
+    return TimedSteps(calls.longest, seconds, served, peak)
+
+
+def clear() -> None:
+    """Forget the models, so that the next family finds the memory free."""
+    import comfy.model_management
+
+    comfy.model_management.unload_all_models()
+    gc.collect()
+    comfy.model_management.soft_empty_cache()
+
+
+def fill_in(row: FamilyRow, options: argparse.Namespace, device: torch.device) -> None:
+    """Sample a row's models; RuntimeError when ComfyUI does not know the family by its real shape."""
+    family = row.family
+    unlike = unlike_detected(family)
+    if unlike:
+        raise RuntimeError(f"ComfyUI's detection does not find this shape: {unlike}")
+    row.served = serve_tiny(family, device)
+    clear()
+    shape = {"real": family.real, "tiny": family.tiny}.get(options.time)
+    if shape is not None:
+        row.timed = time_steps(family, shape, options.modes, options.rounds, device, with_peers=options.peers)
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = parser_of("families", __doc__, "families.md")
+    parser.add_argument("--comfyui", type=comfyui_folder, help="folder of ComfyUI (default: the first one found)")
+    parser.add_argument("--device", choices=("auto", "cpu"), default="auto", help="auto takes a GPU if there is one")
+    parser.add_argument("--only", default="", metavar="TEXT", help="part of a family's name, such as wan")
+    parser.add_argument(
+        "--modes", nargs="+", default=list(_MODES), help='such as 8b, or "8b sparse light" (default: %(default)s)'
+    )
+    parser.add_argument("--peers", action="store_true", help="also time the attentions of other packages")
+    parser.add_argument("--rounds", type=at_least_1, default=3, help="of timing (default: 3)")
+    parser.add_argument(
+        "--time", choices=("real", "tiny", "none"), help="shapes (default: real on a GPU, none without)"
+    )
+    parser.add_argument("--page", default="families", help="its name (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args(arguments)
+    options.families = [family for family in FAMILIES if options.only.lower() in family.name.lower()]
+    if not options.families:
+        parser.error(f"no family has {options.only!r} in its name: {', '.join(one.name for one in FAMILIES)}")
+    folders = [options.comfyui] if options.comfyui else comfyui_folders()
+    if not folders:
+        parser.error("there is no ComfyUI in the usual folders: name its folder with --comfyui")
+    options.comfyui = folders[0].resolve()
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; 0 when every family was sampled."""
+    options = _parse(arguments)
+    enter_comfyui(options.comfyui, cpu=options.device == "cpu")
+    logging.getLogger().setLevel(logging.WARNING)
+    import comfy.model_management
+
+    device = comfy.model_management.get_torch_device()
+    is_gpu = device.type == "cuda"
+    options.time = options.time or ("real" if is_gpu else "none")
+    head = page_head(
+        "Model families",
+        device,
+        settings="a new node but for the mode",
+        command=shlex.join(["python", "-m", "lab", "families", *arguments]),
+        host=f", ComfyUI {'.'.join(map(str, comfyui_version(options.comfyui)))}",
+    )
+    rows: list[FamilyRow] = []
+    lines: list[str] = []
+    for family in options.families:
+        if family.needs and not (options.comfyui / family.needs).is_file():
+            print(f"{family.name} NOT TESTED: this ComfyUI has no {family.needs}", flush=True)
+            continue
+        row = FamilyRow(family)
+        rows.append(row)
+        try:
+            with torch.inference_mode():
+                fill_in(row, options, device)
+        except Exception as error:  # whatever a model raises: it is told, and does not cost the other families
+            row.failed = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            logging.exception(family.name)
+        clear()
+        print(f"{family.name}: {row.failed or 'done'}", file=sys.stderr, flush=True)
+        # After each, so that what is found stays found.
+        lines = [*head, *body(rows, options.modes, is_gpu=is_gpu)]
+        if options.results is not None:
+            _write_beside_share_of_use(lines, options)
+        if options.json is not None:
+            options.json.write_text(json.dumps([one.figures() for one in rows], indent=1) + "\n", encoding="utf-8")
+    show(lines)
+    return int(any(row.failed for row in rows))
+
+
+def _write_beside_share_of_use(lines: list[str], options: argparse.Namespace) -> None:
+    """Write the page, and keep what tools.workflows.template_use has written at its end."""
+    path = options.results / f"{options.page}.md"
+    _, heading, kept = (path.read_text(encoding="utf-8") if path.is_file() else "").partition(_SHARE_OF_USE)
+    write([*lines, *(heading + kept).splitlines()], options.page, options.results)

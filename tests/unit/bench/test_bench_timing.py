@@ -1,0 +1,159 @@
+"""Rounds: who runs when, how often, and for how long."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from lab.bench import speed, timing
+from lab.bench.candidates import BenchmarkCandidate, Call, PreparedCandidate
+from lab.bench.kernel_times import KernelTimer
+from lab.bench.shapes import Shape, select
+from lab.bench.timing import RoundMedian, Timed, Turn, time_in_rounds
+
+
+class Clock:
+    """A clock that only the timed calls move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeTimer(KernelTimer):
+    """Kernels that take half of their call."""
+
+    def __init__(self, milliseconds: dict[str, float]) -> None:
+        super().__init__()
+        self._milliseconds = milliseconds
+        self.orders: list[str] = []
+        self.turns: dict[str, Turn] = {}
+
+    def measure(self, subjects: Mapping[str, PreparedCandidate], turns: Mapping[str, Turn]) -> dict[str, float]:
+        self.turns = dict(turns)
+        self.orders.append("".join(subjects))
+        return {name: self._milliseconds[name] / 2 for name in subjects}
+
+
+class Run(NamedTuple):
+    """What was measured, the order of the visits, and the profiler, which knows that of its own."""
+
+    results: dict[str, Timed]
+    visits: list[str]
+    timer: FakeTimer
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Times calls of given lengths."""
+
+    def timed(milliseconds: dict[str, float], seconds: float) -> Run:
+        clock, visits = Clock(), []
+
+        def subject(name: str) -> PreparedCandidate:
+            def call() -> torch.Tensor:
+                clock.now += milliseconds[name] / 1e3
+                visits.append(name)
+                return torch.empty(0)
+
+            return PreparedCandidate(Call(call), Call(call))
+
+        def visit(call: Any, turn: Turn) -> float:
+            begin = clock.now
+            for _ in range(turn.timed):  # the clock of these tests leaves out what is not timed
+                call()
+            return (clock.now - begin) * 1e3 / turn.timed
+
+        monkeypatch.setattr(timing, "visit", visit)
+        monkeypatch.setattr(timing, "milliseconds_to_enqueue", lambda run, calls: 0.01)
+        monkeypatch.setattr(timing, "heat", lambda seconds: None)
+        subjects, timer = {name: subject(name) for name in milliseconds}, FakeTimer(milliseconds)
+        return Run(time_in_rounds(subjects, seconds, timer, random.Random(1), clock), visits, timer)
+
+    return timed
+
+
+def test_candidates_take_turns(run: Any) -> None:
+    results, visits, _ = run({"a": 30.0, "b": 60.0}, seconds=0.7)
+    rounds = ["".join(visits[start : start + 2]) for start in range(0, len(visits), 2)]
+    assert {"".join(sorted(names)) for names in rounds} == {"ab"}
+    for values, expected in ((results["a"].calls, 30), (results["b"].calls, 60), (results["b"].kernels, 30)):
+        rounds_of = RoundMedian.of(values)
+        assert rounds_of is not None and rounds_of.median == pytest.approx(expected)
+    # 0.09 s to learn the lengths, then rounds of 0.09 s.
+    assert len(results["a"].calls) == len(results["b"].calls) == 6
+
+
+def test_the_order_is_drawn_anew_for_every_pass(run: Any) -> None:
+    _, visits, timer = run({name: 50.0 for name in "abcde"}, seconds=1000.0)
+    timed = ["".join(visits[start : start + 5]) for start in range(5, len(visits), 5)]  # the first learns the lengths
+    assert len(timed) == len(timer.orders) == 9
+    assert len({*timed, *timer.orders}) > 9  # of 18: a drawn order may come again
+    assert len({order[0] for order in timed + timer.orders}) >= 4
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 5), (1000.0, 9)])
+def test_there_are_five_to_nine_rounds(run: Any, seconds: float, rounds: int) -> None:
+    assert len(run({"a": 30.0}, seconds).results["a"].calls) == rounds
+
+
+def test_short_calls_are_repeated_and_first_run_untimed() -> None:
+    assert Turn.of(5.0) == (16, 8)
+    assert Turn.of(5.0, seconds=0.01) == (4, 2)
+    assert Turn.of(500.0) == (1, 1)
+    assert Turn.of(0.1) == Turn.of(0.0) == (400, 200)
+
+
+@pytest.mark.parametrize(("seconds", "turn"), [(1000.0, (80, 40)), (0.6, (40, 20)), (0.0, (20, 10))])
+def test_a_visit_is_as_long_as_the_time_allows(run: Any, seconds: float, turn: tuple[int, int]) -> None:
+    assert run({"a": 1.0}, seconds).timer.turns == {"a": turn}
+
+
+def test_the_spread_is_that_of_the_rounds() -> None:
+    assert RoundMedian.of([]) is None
+    assert RoundMedian.of([3.0, 1.0, 2.0]) == RoundMedian(2.0, 1.0)
+
+
+def test_time_is_shared_out_by_work() -> None:
+    small, large = Shape("small", 1, 1, 1024, 64), select(["hunyuan-720p"])[0]
+    clock = Clock()
+    given = []
+    for _, seconds in speed.shares((small, large, small), 100.0, clock):
+        given.append(seconds)
+        clock.now += seconds
+    assert given[1] > 10 * given[0] == pytest.approx(10 * given[2])
+    assert clock.now == pytest.approx(100.0)
+    late = speed.shares((small, small), 10.0, clock)
+    next(late)
+    clock.now += 50.0
+    assert next(late)[1] == 0.0
+
+
+def test_what_preparing_takes_is_part_of_a_shapes_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    given: list[float] = []
+
+    def prepare(*_: object) -> PreparedCandidate:
+        clock.now += 3.0
+        call = Call(lambda: torch.empty(0))
+        return PreparedCandidate(call, call)
+
+    def time_in_rounds(subjects: Mapping[str, PreparedCandidate], seconds: float, *_: object) -> dict[str, Timed]:
+        given.append(seconds)
+        return {}
+
+    monkeypatch.setattr(speed, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(speed, "fresh_inputs", lambda shape: None)
+    monkeypatch.setattr(PreparedCandidate, "of", prepare)
+    monkeypatch.setattr(speed, "peak_bytes", lambda run: 0)
+    monkeypatch.setattr(speed, "time_in_rounds", time_in_rounds)
+    candidates = [BenchmarkCandidate(name, "1", lambda inputs: Call(lambda: torch.empty(0))) for name in ("a", "b")]
+    speed.measure(Shape("small", 1, 1, 64, 64), candidates, 10.0, FakeTimer({}), random.Random(0))
+    assert given == [4.0]

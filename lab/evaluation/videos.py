@@ -3,7 +3,8 @@
     python -m lab videos --results docs/results  # videos.md and videos.jpg
 
 Rows are the modes as a new node has them and without rotation, sparse attention, the baselines of the paper by
-reference numerics, and on a GPU the attentions of other packages. All but the attention is float32.
+reference numerics, and on a GPU the attentions of other packages. Each gets q, k and v in bfloat16, as a model in
+bfloat16 passes them; all but the attention is float32.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import torch
 from torch.nn import functional as F
 
 from comfy_sage2.attention import attention
+from comfy_sage2.autotune.auto_mode import auto_mode
 from comfy_sage2.metrics import Agreement
-from comfy_sage2.options import MODES
+from comfy_sage2.options import AUTO, MODES, AttentionOptions
 from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment
 from comfy_sage2.sparsity.levels import LEVELS
+from comfy_sage2.timing.measure import ensure_timed
 
 from ..arguments import add_device, at_least_1, parser_of
 from ..baselines import BASELINES
@@ -49,18 +52,14 @@ def baseline(name: str) -> Attend:
     """An attention that the paper compares with."""
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return BASELINES[name](q, k, v)[0].to(q.dtype)
+        return BASELINES[name](q, k, v)[0]
 
     return attend
 
 
 def of_peer(candidate: BenchmarkCandidate) -> Attend:
-    """Another package's attention, which gets bfloat16."""
-
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return candidate.attend(*(tensor.bfloat16().contiguous() for tensor in (q, k, v))).to(q.dtype)
-
-    return attend
+    """Another package's attention."""
+    return lambda q, k, v: candidate.attend(q.contiguous(), k.contiguous(), v.contiguous())
 
 
 class SparseAttention:
@@ -94,7 +93,7 @@ def attentions(device: torch.device) -> dict[str, Attend]:
     """Row -> attention, full precision first; on a CPU the reference computes the modes."""
     ours = partial(attention, backend=None if device.type == "cuda" else "reference", return_lse=False)
     rows: dict[str, Attend] = {FULL_PRECISION: F.scaled_dot_product_attention}
-    for mode in MODES:
+    for mode in (AUTO, *MODES):
         rows[mode] = partial(ours, mode=mode)
         rows[f"{mode}, rotate off"] = partial(ours, mode=mode, rotate="off")
     for level, bound in LEVELS.items():
@@ -103,6 +102,10 @@ def attentions(device: torch.device) -> dict[str, Attend]:
     if device.type == "cuda":
         rows |= {candidate.name: of_peer(candidate) for candidate in peers.find(_PEERS).able}
     return rows
+
+
+def _in_bfloat16(attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return attend(q.bfloat16(), k.bfloat16(), v.bfloat16()).to(q.dtype)
 
 
 @dataclass
@@ -143,7 +146,7 @@ class Studio:
         full_frames: list[torch.Tensor] = []
         for name, attend in rows.items():
             begin_step = attend.begin_step if isinstance(attend, SparseAttention) else lambda step, steps: None
-            with ReplacedAttention(attend):
+            with ReplacedAttention(partial(_in_bfloat16, attend)):
                 latents = self._model.denoise(
                     captions, noise, steps=job.steps, before_step=partial(begin_step, steps=job.steps)
                 )
@@ -206,6 +209,7 @@ def main(arguments: list[str]) -> int:
     every = attentions(device)
     chosen = [name for name in every if any(text in name for text in options.rows or [""])]
     rows = {name: every[name] for name in every if name == FULL_PRECISION or name in chosen}
+    ensure_timed(device)  # from which "auto" chooses
     with ProgressBar("captions") as progress:
         scenes, results = run(device, job, options.captions, rows, progress)
     lines = page_head(
@@ -215,6 +219,7 @@ def main(arguments: list[str]) -> int:
         command=shlex.join(["python", "-m", "lab", "videos", *arguments]),
     )
     lines += body(job, scenes, results)
+    lines += ["", f"*auto* is {auto_mode(AttentionOptions(AUTO), device, torch.bfloat16, 128).reason}."]
     write(lines, "videos", options.results)
     if options.results is not None:
         sheet = contact_sheet({name: row.shown[:_SHOWN_CAPTIONS] for name, row in results.items()})

@@ -118,6 +118,22 @@ def test_newer_wheels_that_do_not_fit_hide_no_older_ones(plugin: Plugin, newer: 
 
 
 @needs_compiler
+def test_the_launch_code_gets_the_images(plugin: Plugin) -> None:
+    plugin.add_wheels(extension=native_module("1.2.3"))
+    code = "loader.load('sm90'); (host,) = loader._hosts.values(); print(host.added)"
+    assert plugin.run(code) == "('attention', b'a device image')"
+
+
+@needs_compiler
+def test_where_no_wheels_fit_the_reason_is_that_of_the_newest(plugin: Plugin) -> None:
+    older = plugin.add_wheels(version="1.2.3")
+    write_host(plugin.wheels, "9.0.0", native_module("9.0.0", ABI + 1))
+    write_images(plugin.wheels, version="9.0.0", abi_version=ABI + 1)
+    older.write_bytes(b"changed after the release")
+    assert "version 9.0.0" in plugin.reason()
+
+
+@needs_compiler
 def test_the_module_lies_in_the_packs_folder_and_an_update_removes_the_older_one(plugin: Plugin) -> None:
     plugin.add_wheels(extension=native_module("1.2.3"))
     first = plugin.loaded()

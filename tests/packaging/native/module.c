@@ -2,7 +2,11 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-static PyObject* add_cubin(PyObject* self, PyObject* arguments) { Py_RETURN_NONE; }
+/* Keeps what it was given last. */
+static PyObject* add_cubin(PyObject* self, PyObject* arguments) {
+  if (PyObject_SetAttrString(self, "added", arguments)) return NULL;
+  Py_RETURN_NONE;
+}
 static PyObject* driver_version(PyObject* self, PyObject* arguments) { return PyLong_FromLong(12080); }
 
 /* The kernels of some images: all that this module has, and what the images say. */

@@ -73,12 +73,12 @@ def test_fake_output_agrees_with_the_real_one() -> None:
     choices = AttentionOptions(layout="BNHD", return_lse=True).values()
     torch.library.opcheck(
         _attention_op,
-        (q, k, v, None, lists, None, None, None, None, *choices),
+        (q, k, v, None, lists, None, None, None, *choices),
         test_utils=("test_schema", "test_faketensor"),
     )
     for flags in ((FLAG.clone(), None), (None, FLAG.clone()), (FLAG.clone(), FLAG.clone())):
         torch.library.opcheck(
             _writing_attention_op,
-            (q, k, v, None, lists, *flags, None, None, *choices),
+            (q, k, v, None, lists, *flags, None, *choices),
             test_utils=("test_schema", "test_faketensor"),
         )

@@ -43,7 +43,7 @@ CASES = {
         r"k must be contiguous in its last dimension.*got stride 2; call k.contiguous\(\)",
     ),
     "transposed": ({"q": torch.randn(2, 4, 16, 10).transpose(2, 3)}, ValueError, "q must be contiguous in its last"),
-    "mode": ({"mode": "2b"}, ValueError, "mode must be one of '8b', '4b', 'precise', 'exact', got '2b'"),
+    "mode": ({"mode": "2b"}, ValueError, "mode must be one of '8b', '4b', 'precise', 'exact', 'auto', got '2b'"),
     "layout": ({"layout": "NHD"}, ValueError, "layout must be one of 'BHND', 'BNHD', got 'NHD'"),
     "accumulator": ({"pv_accumulator": "fp64"}, ValueError, "pv_accumulator must be one of 'fp32', 'fp16', 'auto'"),
     "backend": ({"backend": "cudnn"}, ValueError, "backend must be one of .*'reference'.* got 'cudnn'"),

@@ -16,7 +16,7 @@ from .registry import UnsupportedError
 from .request import AttentionRequest
 from .signature import CallSignature
 from .sparsity.declared import Sparse
-from .sparsity.tail import add_pooled_tail_
+from .sparsity.selection import add_tail_
 from .tensors import NO_TENSORS, OptionalTensors
 from .validation import check_call, check_flags
 
@@ -173,7 +173,11 @@ def _with_tail(
             return_lse=True,
         )
         scale = q.shape[3] ** -0.5 if options.scale is None else options.scale
-        add_pooled_tail_(q, k, v, out, lse, block_mask, scale=scale, layout=options.layout)
+
+        def heads_first(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor if options.layout == "BHND" else tensor.transpose(1, 2)
+
+        add_tail_(heads_first(q), heads_first(k), heads_first(v), heads_first(out), lse, block_mask, scale=scale)
         if nonfinite is not None:  # the call with the mask has not read the values of the other blocks
             nonfinite.masked_fill_(~out.isfinite().all(), 1)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):

@@ -17,6 +17,7 @@ import torch
 
 from ..block_mask import BLOCK_TOKENS
 from ..reference.block_scores import blocks_of_share
+from ..sampling import spread
 from .always_computed import TokenRange, blocks_with, raise_always_computed_
 
 SAMPLED_ROWS = 64
@@ -30,22 +31,15 @@ _SCORE_BYTES = 64 << 20  # of the scores of the sampled rows that are in memory 
 _SCALE_OF_P = 4096.0  # so that small probabilities of long calls do not vanish in fp16; outputs are normalized
 
 
-def sampled_rows(q_length: int, number: int, device: torch.device, dense: torch.Tensor | None = None) -> torch.Tensor:
-    """Evenly spread query tokens, (SAMPLED_ROWS,) int64 or all where there are fewer; others for each `number`.
+def sampled_rows(q_length: int, sample: int, device: torch.device, dense: torch.Tensor | None = None) -> torch.Tensor:
+    """Query tokens to measure, (SAMPLED_ROWS,) int64 or all where there are fewer; each `sample` has others.
 
-    dense: bool on the CPU, one for each block of queries: those whose queries are not sampled, as they attend to all
-        keys; None is none of them.
+    dense: bool on the CPU, one for each block of queries: those whose queries attend to all keys and are not sampled.
     """
-    turn = number * (math.sqrt(5.0) - 1.0) / 2.0 % 1.0  # no two numbers give the same rows soon
     if dense is None:
-        return _spread(q_length, turn, device)
+        return spread(q_length, SAMPLED_ROWS, device, sample=sample)
     tokens = (~dense).repeat_interleave(BLOCK_TOKENS)[:q_length].nonzero()[:, 0]
-    return tokens[_spread(len(tokens), turn, tokens.device)].to(device)
-
-
-def _spread(length: int, turn: float, device: torch.device) -> torch.Tensor:
-    count = min(SAMPLED_ROWS, length)
-    return ((torch.arange(count, device=device, dtype=torch.float64) + turn) * (length / max(count, 1))).long()
+    return tokens[spread(len(tokens), SAMPLED_ROWS, tokens.device, sample=sample)].to(device)
 
 
 def rank_(scores: torch.Tensor) -> torch.Tensor:

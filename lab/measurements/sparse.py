@@ -24,8 +24,8 @@ from types import ModuleType
 import torch
 
 from comfy_sage2 import Sparse, attention
+from comfy_sage2.backends.block_kernels import add_tail_
 from comfy_sage2.backends.kernel_call import KernelCall
-from comfy_sage2.backends.pooled_tail import add_by
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
@@ -116,7 +116,7 @@ def by_build(module: ModuleType, inputs: Inputs, sparse: Sparse) -> torch.Tensor
     out, lse = KernelCall(module, signature, AttentionRequest.of(signature)).run(q, k, v, optional)
     if lse is not None:
         q, k, v, heads_first = (x.transpose(1, 2) for x in (q, k, v, out))
-        add_by(module, q, k, v, heads_first, lse, mask.lists, HEAD_DIM**-0.5)
+        add_tail_(module, q, k, v, heads_first, lse, mask.lists, HEAD_DIM**-0.5)
     return out
 
 

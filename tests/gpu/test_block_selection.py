@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from comfy_sage2 import BlockMask
-from comfy_sage2.backends.block_selection import block_lists_by, block_scores_by
+from comfy_sage2.backends.block_kernels import block_lists, block_scores
 from comfy_sage2.block_mask import blocks_of
 from comfy_sage2.reference import block_scores as reference
 
@@ -41,7 +41,7 @@ def assert_near_reference(
     module: ModuleType, q: torch.Tensor, k: torch.Tensor, scale: float, *, block_means: bool = False
 ) -> None:
     """Scores of blocks that hold any probability, within what bf16 means cost; the shares of each row add up to 1."""
-    scores = block_scores_by(module, q, k, scale, block_means=block_means)
+    scores = block_scores(module, q, k, scale, block_means=block_means)
     assert scores.shape == (*q.shape[:2], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
     assert scores.dtype == torch.float32 and not scores.isnan().any() and scores.min() >= -126
     wanted = reference.block_scores(q.double(), k.double(), scale=scale, block_means=block_means)
@@ -75,7 +75,7 @@ def test_scores_that_grow_along_the_keys(module: ModuleType, nats: float, fresh_
     q = (torch.rand(1, 2, 600, 1, device="cuda") + 0.5) * direction
     k = (nats * rise)[None, None] + 0.02 * torch.randn(1, 2, 5000, 128, device="cuda")
     for tensor in (k, k.flip(2)):
-        scores = block_scores_by(module, q, tensor, 1.0)
+        scores = block_scores(module, q, tensor, 1.0)
         wanted = reference.block_scores(q.bfloat16().double(), tensor.double(), scale=1.0)
         assert not scores.isnan().any()
         assert (scores.double().exp2() - wanted.exp2()).abs().sum(3).max() < 0.02 + nats * 2e-2
@@ -85,8 +85,8 @@ def test_scores_that_grow_along_the_keys(module: ModuleType, nats: float, fresh_
 def test_strided_views(module: ModuleType, fresh_seed: int) -> None:
     packed = structured((2, 3 * 5, 1111, 64), torch.bfloat16).transpose(1, 2).contiguous().view(2, 1111, 3, 5, 64)
     q, k = (packed[:, :, i].transpose(1, 2) for i in range(2))
-    scores = block_scores_by(module, q, k, 0.125)
-    assert torch.equal(scores, block_scores_by(module, q.contiguous(), k.contiguous(), 0.125))
+    scores = block_scores(module, q, k, 0.125)
+    assert torch.equal(scores, block_scores(module, q.contiguous(), k.contiguous(), 0.125))
     assert_near_reference(module, q, k, 0.125)
 
 
@@ -95,7 +95,7 @@ def test_strided_views(module: ModuleType, fresh_seed: int) -> None:
 def test_a_query_that_is_not_finite_makes_its_block_nan(module: ModuleType, bad: float, fresh_seed: int) -> None:
     q, k = (structured((1, 2, 700, 64), torch.bfloat16) for _ in range(2))
     q[0, 0, 300, 5] = bad
-    scores = block_scores_by(module, q, k, 0.125)
+    scores = block_scores(module, q, k, 0.125)
     assert scores[0, 0, 2].isnan().all() and scores.isnan().sum() == scores.shape[3]
 
 
@@ -103,7 +103,7 @@ def test_a_query_that_is_not_finite_makes_its_block_nan(module: ModuleType, bad:
 def test_nan_of_a_key_makes_its_head_nan(module: ModuleType, fresh_seed: int) -> None:
     q, k = (structured((1, 2, 700, 64), torch.bfloat16) for _ in range(2))
     k[0, 1, 699, 0] = math.nan
-    scores = block_scores_by(module, q, k, 0.125)
+    scores = block_scores(module, q, k, 0.125)
     assert scores[0, 1].isnan().all() and not scores[0, 0].isnan().any()
 
 
@@ -111,9 +111,9 @@ def test_nan_of_a_key_makes_its_head_nan(module: ModuleType, fresh_seed: int) ->
 def test_inputs_stay_and_runs_are_equal_bit_by_bit(module: ModuleType, fresh_seed: int) -> None:
     q, k = (structured((1, 8, 9000, 128), torch.bfloat16) for _ in range(2))
     before = q.clone(), k.clone()
-    first = block_scores_by(module, q, k, 128**-0.5)
+    first = block_scores(module, q, k, 128**-0.5)
     for _ in range(3):
-        assert torch.equal(block_scores_by(module, q, k, 128**-0.5), first)
+        assert torch.equal(block_scores(module, q, k, 128**-0.5), first)
     assert torch.equal(q, before[0]) and torch.equal(k, before[1])
 
 
@@ -126,25 +126,23 @@ def random_scores(*shape: int) -> torch.Tensor:
 
 @each_family
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 5, 31), (1, 2, 40, 591), (3, 2, 7, 1030), (1, 1, 2, 32767)])
-@pytest.mark.parametrize("union", [False, True])
 @pytest.mark.parametrize("kept", [False, True])
-def test_lists(module: ModuleType, shape: tuple[int, int, int, int], union: bool, kept: bool, fresh_seed: int) -> None:
+def test_lists(module: ModuleType, shape: tuple[int, int, int, int], kept: bool, fresh_seed: int) -> None:
     scores = random_scores(*shape)
     always = torch.rand(shape[3], device="cuda") < 0.1 if kept else None
     dense = torch.rand(shape[2], device="cuda") < 0.3 if kept else None
     threshold = torch.randn(shape[:2], device="cuda") * 4
     threshold[0, 0] = math.inf
-    choices: list[dict[str, Any]] = [{"threshold": threshold, "count": None}]
-    choices += [{"threshold": None, "count": count} for count in {1, shape[3], -(-shape[3] // 5), max(1, shape[3] - 1)}]
+    choices: list[dict[str, Any]] = [{"threshold": threshold}]
+    choices += [{"count": count} for count in {1, shape[3], -(-shape[3] // 5), max(1, shape[3] - 1)}]
     for choice in choices:
-        if choice["count"] is None:
+        if "threshold" in choice:
             active = ~(scores <= threshold[..., None, None])
         else:
             active = reference.highest_blocks(scores, choice["count"])
         if always is not None and dense is not None:
             active = active | always | dense[:, None]
-        active = active.any(0, keepdim=True) if union else active
-        mask = BlockMask(block_lists_by(module, scores, always=always, dense=dense, union=union, **choice))
+        mask = BlockMask(block_lists(module, scores, always=always, dense=dense, **choice))
         mask.check()
         assert torch.equal(mask.to_dense(), active)
         assert torch.equal(mask.lists[..., 0], active.sum(3).short())
@@ -155,8 +153,8 @@ def test_graphs_and_threads(module: ModuleType, fresh_seed: int) -> None:
     q, k = (structured((1, 4, 3000, 128), torch.bfloat16) for _ in range(2))
 
     def select() -> torch.Tensor:
-        scores = block_scores_by(module, q, k, 128**-0.5)
-        lists = block_lists_by(module, scores, None, 5, None, None, union=False)
+        scores = block_scores(module, q, k, 128**-0.5)
+        lists = block_lists(module, scores, count=5)
         return BlockMask(lists).to_dense()
 
     wanted = select()
@@ -167,7 +165,7 @@ def test_graphs_and_threads(module: ModuleType, fresh_seed: int) -> None:
     graph.replay()
     assert torch.equal(active, select()) and not torch.equal(active, wanted)
     others = [structured((1, 4, 3000, 128), torch.bfloat16) for _ in range(2)]
-    assert_equal_in_threads(lambda index: block_scores_by(module, others[index], k, 128**-0.5))
+    assert_equal_in_threads(lambda index: block_scores(module, others[index], k, 128**-0.5))
 
 
 @each_family
@@ -180,6 +178,6 @@ def test_300000_keys(module: ModuleType, fresh_seed: int) -> None:
 @pytest.mark.sanitizer
 def test_small(module: ModuleType, fresh_seed: int) -> None:
     q, k = structured((1, 2, 200, 64), torch.bfloat16), structured((1, 1, 300, 64), torch.bfloat16)
-    scores = block_scores_by(module, q, k, 0.125)
-    lists = block_lists_by(module, scores, None, 2, None, None, union=False)
+    scores = block_scores(module, q, k, 0.125)
+    lists = block_lists(module, scores, count=2)
     assert (lists[..., 0] == 2).all()

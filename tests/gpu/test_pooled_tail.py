@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from comfy_sage2 import BlockMask
-from comfy_sage2.backends.pooled_tail import add_by
+from comfy_sage2.backends.block_kernels import add_tail_
 from comfy_sage2.block_mask import blocks_of
 from comfy_sage2.reference.pooled_tail import add_pooled_tail_ as reference_
 
@@ -55,7 +55,7 @@ def assert_near_reference(
     reference_(q.double(), k.double(), v.double(), wanted, wanted_lse, active, scale=scale)
     full = active.all(3).expand(*q.shape[:2], -1).repeat_interleave(128, 2)[..., : q.shape[2]]
     untouched = out[full].clone()
-    add_by(module, q, k, v, out, lse, BlockMask.from_dense(active).lists, scale)
+    add_tail_(module, q, k, v, out, lse, BlockMask.from_dense(active).lists, scale)
     assert torch.equal(out[full], untouched)
     assert (out.double() - wanted).norm() / wanted.norm() < 6e-3
     assert (out.double() - wanted).abs().max() < 0.05
@@ -97,7 +97,7 @@ def test_graphs_and_threads(module: ModuleType, fresh_seed: int) -> None:
 
     def corrected(given: torch.Tensor) -> torch.Tensor:
         copy, copy_of_lse = given.clone(), lse.clone()
-        add_by(module, q, k, v, copy, copy_of_lse, lists, 128**-0.5)
+        add_tail_(module, q, k, v, copy, copy_of_lse, lists, 128**-0.5)
         return copy
 
     wanted = corrected(out)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from comfy_sage2 import BlockMask
-from comfy_sage2.backends.block_selection import block_scores_by
-from comfy_sage2.backends.pooled_tail import add_by
+from comfy_sage2.backends import block_kernels
 
 FIELDS = {
     "batch": 2, "q_heads": 4, "kv_heads": 2, "q_length": 300, "kv_length": 140, "head_dim": 64, "element": 2,
@@ -38,17 +37,17 @@ def heads_last(heads: int, length: int) -> torch.Tensor:
 
 def test_scores(told: dict[str, Any]) -> None:
     q, k = heads_last(4, 300), heads_last(2, 140)
-    scores = block_scores_by(told["module"], q, k, 0.25)
+    scores = block_kernels.block_scores(told["module"], q, k, 0.25)
     assert told["fields"] == {**FIELDS, "block_means": False} and scores.shape == (2, 4, 3, 2)
     assert told["addresses"][:3] == (q.data_ptr(), k.data_ptr(), scores.data_ptr()) and told["addresses"][4] == 77
-    block_scores_by(told["module"], q, k, 0.25, block_means=True)
+    block_kernels.block_scores(told["module"], q, k, 0.25, block_means=True)
     assert told["fields"] == {**FIELDS, "block_means": True}
 
 
 def test_a_tail(told: dict[str, Any]) -> None:
     q, k, v = heads_last(4, 300), heads_last(2, 140), heads_last(2, 140)
     out, lse, lists = torch.empty_like(q), torch.zeros(2, 4, 300), BlockMask.full(300, 140, heads=4).lists
-    add_by(told["module"], q, k, v, out, lse, lists, 0.25)
+    block_kernels.add_tail_(told["module"], q, k, v, out, lse, lists, 0.25)
     assert told["fields"] == {
         **FIELDS,
         "v_strides": FIELDS["k_strides"],

@@ -45,12 +45,6 @@ def test_scores_are_shares_of_the_probability_of_means(
             assert (scores[batch, head].double() - wanted).abs().max() < 1e-3
 
 
-def test_scores_of_both_layouts_and_of_views_are_equal() -> None:
-    q, k = torch.randn(1, 300, 3, 64), torch.randn(1, 300, 3, 64)
-    wanted = block_scores(q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous(), scale=0.2)
-    assert torch.equal(block_scores(q, k, scale=0.2, layout="BNHD"), wanted)
-
-
 def test_scores_in_parts_of_queries_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k = torch.randn(1, 1, 1000, 64), torch.randn(1, 1, 700, 64)
     whole = block_scores(q, k, scale=0.5)
@@ -103,42 +97,10 @@ def test_a_threshold_of_each_head() -> None:
 
 
 @pytest.mark.parametrize("choice", ["share", "threshold"])
-def test_always_dense_and_union(choice: str) -> None:
+def test_always_and_dense(choice: str) -> None:
     scores = torch.randn(3, 2, 6, 20)
     given: dict[str, Any] = {"share": 0.2} if choice == "share" else {"threshold": torch.full((3, 2), 0.8)}
     plain = listed(block_lists(scores, **given))
     always, dense = torch.arange(20) % 9 == 4, torch.arange(6) == 2
     wanted = plain | always | dense[:, None]
     assert torch.equal(listed(block_lists(scores, always=always, dense=dense, **given)), wanted)
-    union = block_lists(scores, always=always, dense=dense, union=True, **given)
-    assert torch.equal(listed(union), wanted.any(0, keepdim=True))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({}, "exactly one"),
-        ({"share": 0.5, "threshold": torch.zeros(1, 2)}, "exactly one"),
-        ({"share": 0.0}, "share must be"),
-        ({"share": 1.5}, "share must be"),
-        ({"threshold": torch.zeros(2, 1)}, "threshold must be"),
-        ({"share": 0.5, "always": torch.zeros(3, dtype=torch.bool)}, "always must be"),
-        ({"share": 0.5, "dense": torch.zeros(3)}, "dense must be"),
-    ],
-)
-def test_wrong_choices_are_refused(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        block_lists(torch.zeros(1, 2, 3, 4), **arguments)
-
-
-def test_wrong_tensors_are_refused() -> None:
-    q = torch.zeros(1, 4, 128, 64)
-    for wrong in (torch.zeros(1, 3, 128, 64), torch.zeros(1, 4, 128, 32), q.half(), q[0]):
-        with pytest.raises(ValueError, match="SA-211"):
-            block_scores(q, wrong, scale=0.1)
-    with pytest.raises(ValueError, match="scale"):
-        block_scores(q, q, scale=0.0)
-    with pytest.raises(ValueError, match="layout"):
-        block_scores(q, q, scale=0.1, layout="NHD")
-    with pytest.raises(ValueError, match="scores must be"):
-        block_lists(torch.zeros(1, 2, 3, 4, dtype=torch.float64), share=0.5)

@@ -9,7 +9,7 @@ import torch
 
 from comfy_sage2.block_mask import BlockMask, blocks_of
 from comfy_sage2.reference.pooled_tail import center_of
-from comfy_sage2.sparsity.tail import add_pooled_tail_
+from comfy_sage2.sparsity.selection import add_tail_
 
 
 def of_lists(
@@ -37,8 +37,7 @@ def with_replaced_tokens(
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (300, 517), (640, 130), (1000, 1009)], ids=str)
-@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
-def test_tail_is_attention_to_means(lengths: tuple[int, int], layout: str) -> None:
+def test_tail_is_attention_to_means(lengths: tuple[int, int]) -> None:
     q, k, v = (
         torch.randn(2, heads, n, 40).double() for heads, n in ((4, lengths[0]), (2, lengths[1]), (2, lengths[1]))
     )
@@ -50,11 +49,7 @@ def test_tail_is_attention_to_means(lengths: tuple[int, int], layout: str) -> No
     found = [of_lists(q[b, h], k[b, h // 2], v[b, h // 2], active[b, h], 0.4) for b, h in pairs]
     out, lse = (torch.stack(x).unflatten(0, (2, 4)) for x in zip(*found, strict=True))
     dense_before, lse = out[0, 0].clone(), lse.float()
-    tensors = [x.transpose(1, 2).contiguous() if layout == "BNHD" else x for x in (q, k, v, out)]
-    add_pooled_tail_(
-        tensors[0], tensors[1], tensors[2], tensors[3], lse, BlockMask.from_dense(active), scale=0.4, layout=layout
-    )
-    out = tensors[3].transpose(1, 2) if layout == "BNHD" else tensors[3]
+    add_tail_(q, k, v, out, lse, BlockMask.from_dense(active), scale=0.4)
     for b, h in pairs:
         wanted, wanted_lse = with_replaced_tokens(q[b, h], k[b, h // 2], v[b, h // 2], active[b, h], 0.4)
         torch.testing.assert_close(out[b, h], wanted, rtol=1e-5, atol=1e-5)
@@ -68,16 +63,6 @@ def test_one_mask_for_all_heads() -> None:
     results = []
     for mask in (active, active.expand(1, 3, 4, 4).contiguous()):
         out, lse = torch.ones(1, 3, 400, 64), torch.zeros(1, 3, 400)
-        add_pooled_tail_(q, k, v, out, lse, BlockMask.from_dense(mask), scale=0.1)
+        add_tail_(q, k, v, out, lse, BlockMask.from_dense(mask), scale=0.1)
         results.append((out, lse))
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
-
-
-def test_wrong_tensors_are_refused() -> None:
-    q = torch.randn(1, 2, 200, 64)
-    mask = BlockMask.full(200, 200)
-    with pytest.raises(ValueError, match="layout"):
-        add_pooled_tail_(q, q, q, q.clone(), torch.zeros(1, 2, 200), mask, scale=0.1, layout="NHD")
-    for lse in (torch.zeros(1, 2, 199), torch.zeros(1, 2, 200, dtype=torch.float64), torch.zeros(1, 200, 2).mT):
-        with pytest.raises(ValueError, match="lse must be"):
-            add_pooled_tail_(q, q, q, q.clone(), lse, mask, scale=0.1)

@@ -1,0 +1,125 @@
+"""The kernels of sparse attention beside the attention itself: they score key blocks, list them and add a tail.
+
+All take heads-first tensors. They raise ValueError for tensors that the module cannot read, and RuntimeError for a
+failure of the driver.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ..block_mask import blocks_of
+from ..kernels import loader
+from . import self_test
+from .kernels import KERNELS
+from .module_plan import ELEMENT_CODES
+from .readable import readable
+
+
+def module_for(device: torch.device) -> ModuleType | None:
+    """The kernel module for a device, if there is one that passed its self-test."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    capability = torch.cuda.get_device_capability(device)
+    kernels = next((kernels for kernels in KERNELS if capability in kernels.capabilities), None)
+    if kernels is None or loader.reason_unavailable(kernels.name) is not None:
+        return None
+    reason = self_test.reason_against(kernels.name, device.index, kernels.variants)
+    if reason is not None or self_test.is_postponed(kernels.name, device.index):
+        return None
+    return loader.load(kernels.name)
+
+
+def block_scores(
+    module: ModuleType, q: torch.Tensor, k: torch.Tensor, scale: float, *, block_means: bool = False
+) -> torch.Tensor:
+    """What `reference.block_scores.block_scores` gives, within rounding: (B, Hq, Tq, Tk) float32."""
+    q, k = readable(q), readable(k)
+    plan = module.block_score_plan(**_call_fields(q, k, scale), block_means=block_means)
+    shape = (*q.shape[:2], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
+    scores = torch.empty(shape, dtype=torch.float32, device=q.device)
+    _run(plan, q, k, scores)
+    return scores
+
+
+def add_tail_(
+    module: ModuleType,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    lists: torch.Tensor,
+    scale: float,
+) -> None:
+    """What `reference.pooled_tail.add_pooled_tail_` does to out and lse, within rounding.
+
+    out: one that `readable.is_readable`. lists: as `BlockMask.lists`.
+    """
+    q, k, v = readable(q), readable(k), readable(v)
+    plan = module.pooled_tail_plan(
+        **_call_fields(q, k, scale),
+        v_strides=v.stride()[:3],
+        out_strides=out.stride()[:3],
+        list_strides=tuple(0 if lists.shape[axis] == 1 else lists.stride(axis) for axis in range(2)),
+    )
+    _run(plan, q, k, v, out, lse, lists)
+
+
+def block_lists(
+    module: ModuleType,
+    scores: torch.Tensor,
+    *,
+    threshold: torch.Tensor | None = None,
+    count: int = 0,
+    always: torch.Tensor | None = None,
+    dense: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`BlockMask.lists` of scores, as `sparsity.selection.block_lists` describes them.
+
+    count: of each row's highest scores, where there is no threshold.
+    """
+    batch, heads, query_blocks, key_blocks = scores.shape
+    lists = torch.empty((batch, heads, query_blocks, 1 + key_blocks), dtype=torch.int16, device=scores.device)
+    tensors = {"scores": scores, "threshold": threshold, "always": always, "dense": dense}
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
+    module.block_lists(
+        batch=batch,
+        heads=heads,
+        query_blocks=query_blocks,
+        key_blocks=key_blocks,
+        lists=lists.data_ptr(),
+        stream=torch.cuda.current_stream(scores.device).cuda_stream,
+        device=scores.get_device(),
+        count=count,
+        **{name: tensor.data_ptr() for name, tensor in contiguous.items()},
+    )
+    return lists
+
+
+def _call_fields(q: torch.Tensor, k: torch.Tensor, scale: float) -> dict[str, Any]:
+    (batch, q_heads, q_length, head_dim), (_, kv_heads, kv_length, _) = q.shape, k.shape
+    return {
+        "batch": batch,
+        "q_heads": q_heads,
+        "kv_heads": kv_heads,
+        "q_length": q_length,
+        "kv_length": kv_length,
+        "head_dim": head_dim,
+        "element": ELEMENT_CODES[q.dtype],
+        "q_strides": q.stride()[:3],
+        "k_strides": k.stride()[:3],
+        "scale": scale,
+        "device": q.get_device(),
+    }
+
+
+def _run(plan: Any, *tensors: torch.Tensor) -> None:
+    """Enqueue `plan` on its tensors, in the order of its arguments, with scratch memory behind them."""
+    device = tensors[0].device
+    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device)
+    addresses = (tensor.data_ptr() for tensor in (*tensors, workspace))
+    plan.run(*addresses, torch.cuda.current_stream(device).cuda_stream)

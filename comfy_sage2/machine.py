@@ -30,12 +30,6 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
 
 
-def summary(device: torch.device) -> str:
-    """What figures were measured on, in one line: device, driver of a GPU, torch."""
-    driver = f", driver {driver_version()}" if device.type == "cuda" else ""
-    return f"{device_name(device)}{driver}, torch {torch.__version__.partition('+')[0]}"
-
-
 def nvidia_smi(fields: Sequence[str]) -> list[dict[str, str]]:
     """What `nvidia-smi` says of each GPU, by field; empty when it does not run.
 

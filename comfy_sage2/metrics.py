@@ -1,10 +1,9 @@
-"""The paper's three measures of an attention output (appendix, "Accuracy metrics"), and their average and worst."""
+"""The paper's three measures of an attention output (appendix, "Accuracy metrics"), and their average."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 
@@ -52,19 +51,5 @@ def compare(out: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype | None = 
 
 def average(results: Iterable[Agreement]) -> Agreement:
     """The mean of each measure."""
-    columns = _columns(results)
+    columns = zip(*map(astuple, results), strict=True)
     return Agreement(*(sum(column) / len(column) for column in columns))
-
-
-def worst(results: Iterable[Agreement]) -> Agreement:
-    """The worst value of each measure, each from whatever result has it; NaN is the worst of all."""
-    cosines, *errors = _columns(results)
-    return Agreement(-_largest([-cosine for cosine in cosines]), *map(_largest, errors))
-
-
-def _columns(results: Iterable[Agreement]) -> list[list[float]]:
-    return [list(column) for column in zip(*((r.cosine, r.relative_l1, r.rmse) for r in results), strict=True)]
-
-
-def _largest(values: list[float]) -> float:
-    return math.nan if any(map(math.isnan, values)) else max(values)

@@ -23,13 +23,19 @@ def page_head(title: str, device: torch.device, *, settings: str, command: str, 
     return [
         f"# {title}",
         "",
-        f"- Machine: {machine.summary(device)}{host}.",
+        f"- Machine: {machine_line(device)}{host}.",
         f"- Kernels: {', '.join(versions) or 'none, the reference'}.",
         f"- Settings: {settings}.",
         f"- Command: `{command}`, which wrote this page.",
         f"- Date: {date.today().isoformat()}.",
         "",
     ]
+
+
+def machine_line(device: torch.device) -> str:
+    """What figures were measured on: device, driver of a GPU, torch."""
+    driver = f", driver {machine.driver_version()}" if device.type == "cuda" else ""
+    return f"{machine.device_name(device)}{driver}, torch {torch.__version__.partition('+')[0]}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

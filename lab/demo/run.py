@@ -25,7 +25,7 @@ from tools.comfyui.server import NotStarted
 from ..arguments import folder
 from ..pictures import write_animation, write_mp4
 from ..progress import ProgressBar
-from ..result_page import table
+from ..result_page import machine_line, table
 from .comfyui_host import ComfyHost
 from .job import FPS, FULL_PRECISION, MODES, Clip, Host, Job
 from .metrics import psnr, ssim
@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> int:
         f'- Video: "{job.caption}", {job.width} × {job.height} pixels, {job.frames} frames, {job.steps} steps, '
         f"guidance {job.guidance:g}, seed {job.seed}",
         f"- Host: {host}",
-        f"- Machine: {machine.summary(device)}, Python {machine.python()}; comfy_sage2 {__version__}",
+        f"- Machine: {machine_line(device)}, Python {machine.python()}; comfy_sage2 {__version__}",
         *([f"- {_SLOW.format(', '.join(without_kernel))}"] if without_kernel else []),
     ]
     takes = "under a minute" if device.type == "cuda" else "about 3 minutes on two free CPU cores"

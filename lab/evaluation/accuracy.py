@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch.nn import functional as F
 
-from comfy_sage2.metrics import Agreement, average, worst
+from comfy_sage2.metrics import Agreement, average
 from comfy_sage2.reference.exact import exact_attention
 
 from ..arguments import add_device, parser_of
@@ -74,8 +74,13 @@ class Measured:
         return {row: average(results) for row, results in self.rows.items()}
 
     def worst(self) -> dict[str, Agreement]:
-        """Row -> the worst over all samples."""
-        return {row: worst(results) for row, results in self.rows.items()}
+        """Row -> the worst of each measure over all samples."""
+        return {row: _worst(results) for row, results in self.rows.items()}
+
+
+def _worst(results: Sequence[Agreement]) -> Agreement:
+    cosines, *errors = zip(*map(astuple, results), strict=True)
+    return Agreement(min(cosines), *map(max, errors))
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from attention_oracle import cosine, relative_l1, rmse
 
-from comfy_sage2.metrics import Agreement, average, compare, worst
+from comfy_sage2.metrics import Agreement, average, compare
 
 
 def test_known_vectors() -> None:
@@ -46,19 +46,9 @@ def test_nothing_that_is_not_finite_looks_good() -> None:
     assert all(map(math.isnan, (found.cosine, found.relative_l1, found.rmse)))
 
 
-def test_average_and_worst_of_each_measure() -> None:
+def test_average_of_each_measure() -> None:
     results = [Agreement(0.9, 0.1, 3.0), Agreement(0.7, 0.3, 1.0)]
     assert astuple(average(results)) == pytest.approx((0.8, 0.2, 2.0))
-    assert worst(results) == Agreement(0.7, 0.3, 3.0)
-
-
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_nan_is_the_worst(place: int) -> None:
-    results = [Agreement(0.9, 0.1, 0.1), Agreement(0.8, 0.2, 0.2), Agreement(0.7, 0.3, 0.3)]
-    results[place] = Agreement(math.nan, 0.5, math.nan)
-    found = worst(results)
-    assert math.isnan(found.cosine) and math.isnan(found.rmse)
-    assert found.relative_l1 == 0.5
 
 
 def test_comparing_does_not_read_the_result() -> None:

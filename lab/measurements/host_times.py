@@ -40,7 +40,6 @@ from comfy_sage2.options import AttentionOptions
 
 DRIVER = Path(__file__).resolve().parents[2] / "tests" / "packaging" / "native" / "fake_driver.cpp"
 BACKEND = "sm90"
-NODE: dict[str, Any] = {"guard": "values", "rotate": "auto"}  # as a node has them that was just added
 TOKENS, HEADS, HEAD_DIM = 64, 4, 128
 CALLS_A_PASS = 57
 CPU = torch.device("cpu")
@@ -84,8 +83,8 @@ def public_call() -> Run:
 
 
 def node_pass(*, times_calls: bool) -> Run:
-    """A pass of a model with the node; times_calls: as with a report connected."""
-    session = Session(Dispatcher(Settings(**NODE), Decision(BACKEND, AttentionOptions())))
+    """A pass of a model with the node as it is added; times_calls: as with a report connected."""
+    session = Session(Dispatcher(Settings(), Decision(BACKEND, AttentionOptions())))
     override = make_override(session)
     q, k, v = (torch.randn(1, TOKENS, HEADS * HEAD_DIM).half() for _ in range(3))
     options = {"block_index": 3}

@@ -13,7 +13,10 @@ NATIVE_SOURCES = $(shell git ls-files '*.cpp' '*.cu' '*.cuh' '*.h')
 # clone in build/. One environment serves older ones too, as it has the newest one's requirements.
 COMFYUI_RELEASE := v0.33.0
 COMFYUI_CLONE := build/ComfyUI-$(COMFYUI_RELEASE)
-COMFYUI := $(or $(firstword $(shell $(PYTHON) -m tools.comfyui.folders)),$(COMFYUI_CLONE))
+COMFYUI := $(firstword $(shell $(PYTHON) -m tools.comfyui.folders) $(COMFYUI_CLONE))
+ifneq ($(.SHELLSTATUS),0)
+$(error no ComfyUI is used, see above)
+endif
 HOST_PYTHON = $(or $(COMFY_SAGE2_HOST_PYTHON),.venv-host/bin/python)
 # Packs that tests/comfyui/stacks combine the node with lie in the folder COMFY_SAGE2_PACKS.
 PACKS = $(wildcard $(COMFY_SAGE2_PACKS)/*/requirements.txt)

@@ -26,8 +26,12 @@ def comfyui_folders() -> list[Path]:
     for path in named:
         if not (path / "main.py").is_file():
             raise SystemExit(f"COMFYUI_PATH names {path}, but there is no main.py: name the folder that holds it")
-    usual = [path for name in USUAL if ((path := Path.home() / name) / "main.py").is_file()]
-    return [path.absolute() for path in dict.fromkeys(named)] or usual or sorted(BUILD.glob("ComfyUI-v*"))
+    usual = [Path.home() / name for name in USUAL]
+    for folders in (named, usual, sorted(BUILD.glob("ComfyUI-v*"))):
+        present = [path.absolute() for path in dict.fromkeys(folders) if (path / "main.py").is_file()]
+        if present:
+            return present
+    return []
 
 
 def comfyui_folder(text: str) -> Path:

@@ -46,9 +46,9 @@ def prepare_cudnn_fp8(cudnn: ModuleType, inputs: Inputs) -> Call:
         )
         for name, (values, _) in zip("qkv", tensors, strict=True)
     }
-    one = {"dim": [1, 1, 1, 1], "stride": [1, 1, 1, 1]}
+    scalar = {"dim": [1, 1, 1, 1], "stride": [1, 1, 1, 1]}
     for name in factors:
-        nodes[name] = graph.tensor(name=name, data_type=cudnn.data_type.FLOAT, **one)
+        nodes[name] = graph.tensor(name=name, data_type=cudnn.data_type.FLOAT, **scalar)
     out_node, _, *amax_nodes = graph.sdpa_fp8(
         **nodes,
         generate_stats=False,
@@ -60,7 +60,7 @@ def prepare_cudnn_fp8(cudnn: ModuleType, inputs: Inputs) -> Call:
     out_node.set_output(True).set_dim(list(out.shape)).set_stride(list(out.stride()))
     out_node.set_data_type(cudnn.data_type.FP8_E4M3)
     for node in amax_nodes:
-        node.set_output(True).set_dim(one["dim"]).set_stride(one["stride"]).set_data_type(cudnn.data_type.FLOAT)
+        node.set_output(True).set_dim(scalar["dim"]).set_stride(scalar["stride"]).set_data_type(cudnn.data_type.FLOAT)
     graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
 
     memory = {nodes[name]: values for name, (values, _) in zip("qkv", tensors, strict=True)}

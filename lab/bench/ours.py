@@ -39,21 +39,21 @@ def find(modes: Iterable[str]) -> Candidates:
     Smoothing of V is measured for its accuracy alone.
     """
     device = torch.device("cuda", torch.cuda.current_device())
-    found = Candidates()
+    candidates = Candidates()
     for backend in registry.kernels():
         for mode in modes:
             name = f"{backend.name} {mode}"
             options = AttentionOptions(mode, pv_accumulator="auto")
             reason = backend.reason_against(AttentionRequest.minimal(device, options))
             if reason is not None:
-                found.missing[name] = reason
+                candidates.missing[name] = reason
                 continue
-            found.able += [
+            candidates.able += [
                 candidate(name, backend.name, options),
                 candidate(f"{name}, rotate off", backend.name, replace(options, rotate="off")),
                 replace(candidate(f"{name}, smooth V", backend.name, replace(options, smooth_v=True)), is_timed=False),
             ]
-    return found
+    return candidates
 
 
 def candidate(name: str, backend: str, options: AttentionOptions) -> BenchmarkCandidate:

@@ -90,7 +90,9 @@ def body(measured: Measured) -> list[str]:
         "rounds, in brackets (most − least) / median. Inputs are Gaussian, bf16 unless the name says otherwise. "
         "[Measuring](../dev/measuring.md) has the method.",
         "",
-        *table(["candidate", "version", "note"], ([one.name, one.version, one.note] for one in measured.candidates)),
+        *table(
+            ["candidate", "version", "note"], ([each.name, each.version, each.note] for each in measured.candidates)
+        ),
         "",
         *table(["shape", "what it is"], (str(result.shape).split(": ", 1) for result in measured.results)),
         "",

@@ -21,7 +21,7 @@ from .shapes import Shape
 def _import(module: str, distribution: str) -> tuple[ModuleType, str]:
     """A module and its version. PeerMissing when it is not installed or does not load."""
     try:
-        found = importlib.import_module(module)
+        package = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name == module:
             raise PeerMissing(f"not installed (pip install {distribution})") from None
@@ -29,9 +29,9 @@ def _import(module: str, distribution: str) -> tuple[ModuleType, str]:
     except Exception as error:  # whatever a peer's package raises, cuDNN's an AssertionError
         raise PeerMissing(f"{module} does not import: {error}") from error
     try:
-        return found, importlib.metadata.version(distribution)
+        return package, importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:  # on the path, and not installed
-        return found, str(getattr(found, "__version__", "unknown"))
+        return package, str(getattr(package, "__version__", "unknown"))
 
 
 # The authors' build, and one of the forward pass alone without fp16, which the package index has.
@@ -222,12 +222,12 @@ PEERS: dict[str, Callable[[], list[BenchmarkCandidate]]] = {
 
 def find(names: Iterable[str], peers: dict[str, Callable[[], list[BenchmarkCandidate]]] = PEERS) -> Candidates:
     """The peers called `names`; those that cannot be imported go to `missing`. ValueError for an unknown name."""
-    found = Candidates()
+    candidates = Candidates()
     for name in names:
         if name not in peers:
             raise ValueError(f"peer must be one of {', '.join(peers)}, got {name!r}")
         try:
-            found.able += peers[name]()
+            candidates.able += peers[name]()
         except PeerMissing as reason:
-            found.missing[name] = str(reason)
-    return found
+            candidates.missing[name] = str(reason)
+    return candidates

@@ -17,6 +17,7 @@ import random
 import shlex
 import sys
 import time
+from itertools import chain
 
 import torch
 
@@ -64,11 +65,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def _find(options: argparse.Namespace) -> Candidates:
     """Ours first, then the peers."""
     if options.build:
-        own = Candidates([one for build in options.build for one in ours.of_build(build.name, build.load())])
+        own = Candidates(list(chain(*(ours.of_build(build.name, build.load()) for build in options.build))))
     else:
         own = ours.find(options.modes)
-    others = peers.find(options.peers)
-    return Candidates(own.able + others.able, own.missing | others.missing)
+    their = peers.find(options.peers)
+    return Candidates(own.able + their.able, own.missing | their.missing)
 
 
 def main(arguments: list[str]) -> int:

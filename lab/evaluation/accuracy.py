@@ -97,25 +97,25 @@ def measure(
         exact, _ = exact_attention(
             sample.q, sample.k, sample.v, scale=sample.scale, is_causal=sample.is_causal, attn_mask=sample.mask
         )
-        for index, one in enumerate(measured):
+        for index, result in enumerate(measured):
             progress((number + index / len(tables)) / len(samples))
-            for row, method in one.table.rows.items():
-                one.rows[row].append(Agreement.of(method(sample), exact))
+            for row, method in result.table.rows.items():
+                result.rows[row].append(Agreement.of(method(sample), exact))
     return measured
 
 
 def section(measured: Sequence[Measured], source: str) -> Iterator[str]:
     """The tables of one set of samples, beside the paper's figures; `source` says in words what the samples are."""
     yield from (f"## {source}", "")
-    for one in measured:
-        key = one.table.key
-        yield from (f"### {one.table.title}", "")
-        yield from _rows("average", one.average(), paper.AVERAGE.get(key, {}))
+    for result in measured:
+        key = result.table.key
+        yield from (f"### {result.table.title}", "")
+        yield from _rows("average", result.average(), paper.AVERAGE.get(key, {}))
         yield ""
-        yield from _rows("worst", one.worst(), paper.WORST.get(key, {}))
+        yield from _rows("worst", result.worst(), paper.WORST.get(key, {}))
         yield ""
         if key in paper.AVERAGE:
-            yield from (_order(one.average(), paper.AVERAGE[key]), "")
+            yield from (_order(result.average(), paper.AVERAGE[key]), "")
 
 
 def _rows(kind: str, ours: dict[str, Agreement], theirs: dict[str, Agreement]) -> list[str]:

@@ -79,11 +79,12 @@ def _comfy_kitchen() -> Override:
 
 def peers() -> tuple[dict[str, Override], dict[str, str]]:
     """Name -> override of the attentions that can be had here, and for the others name -> why not."""
-    found = bench_peers.find(["torch-cudnn", "flash-attention-3", "sageattention"])
+    candidates = bench_peers.find(["torch-cudnn", "flash-attention-3", "sageattention"])
     overrides = {
-        candidate.name: override_of(candidate.attend, takes_mask=candidate.name == CUDNN) for candidate in found.able
+        candidate.name: override_of(candidate.attend, takes_mask=candidate.name == CUDNN)
+        for candidate in candidates.able
     }
-    missing = dict(found.missing)
+    missing = dict(candidates.missing)
     try:
         overrides["comfy-kitchen INT8"] = _comfy_kitchen()
     except RuntimeError as reason:

@@ -28,12 +28,12 @@ def unlike_detected(family: Family) -> str:
     if is_stand_in(family.model) or family.stated:
         return ""
     weights = _model(family, family.real.config, torch.bfloat16, torch.device("meta")).diffusion_model.state_dict()
-    found = comfy.model_detection.model_config_from_unet(weights, "")
-    if type(found).__name__ != family.model:
-        return f"it takes the weights for {type(found).__name__}"
+    detected = comfy.model_detection.model_config_from_unet(weights, "")
+    if type(detected).__name__ != family.model:
+        return f"it takes the weights for {type(detected).__name__}"
     stated = family.real.config
-    unlike = [name for name in stated.keys() & found.unet_config if stated[name] != found.unet_config[name]]
-    return ", ".join(f"{name} {found.unet_config[name]}, not {stated[name]}" for name in unlike)
+    unlike = [name for name in stated.keys() & detected.unet_config if stated[name] != detected.unet_config[name]]
+    return ", ".join(f"{name} {detected.unet_config[name]}, not {stated[name]}" for name in unlike)
 
 
 def _model(family: Family, layout: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Any:

@@ -96,9 +96,10 @@ class FamilyRow:
 
 def body(rows: Sequence[FamilyRow], modes: Sequence[str], *, is_gpu: bool) -> list[str]:
     """The page below its head."""
-    timed = [row.timed for row in rows if row.timed is not None]
-    others = [name for name in dict.fromkeys(name for one in timed for name in one.seconds) if name not in modes]
-    names = [DEFAULT, *modes, *(name for name in others if name not in (DEFAULT, NOTHING)), NOTHING]
+    named = dict.fromkeys([DEFAULT, *modes])
+    for row in rows:
+        named |= dict.fromkeys(row.timed.seconds if row.timed is not None else ())
+    names = [*(name for name in named if name != NOTHING), NOTHING]
     about_steps = (
         "bf16, random weights: median (least to most) over all steps of the rounds, in which candidates take turns. "
         "The node has its defaults but for the mode, so it leaves to exact attention what is faster there; with "

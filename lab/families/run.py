@@ -153,7 +153,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     options.families = [family for family in FAMILIES if options.only.lower() in family.name.lower()]
     if not options.families:
-        parser.error(f"no family has {options.only!r} in its name: {', '.join(one.name for one in FAMILIES)}")
+        parser.error(f"no family has {options.only!r} in its name: {', '.join(family.name for family in FAMILIES)}")
     folders = [options.comfyui] if options.comfyui else comfyui_folders()
     if not folders:
         parser.error("there is no ComfyUI in the usual folders: name its folder with --comfyui")
@@ -194,12 +194,12 @@ def main(arguments: list[str]) -> int:
             logging.exception(family.name)
         clear()
         print(f"{family.name}: {row.failed or 'done'}", file=sys.stderr, flush=True)
-        # After each, so that what is found stays found.
+        # After each family, so that an interrupted run keeps what it measured.
         lines = [*head, *body(rows, options.modes, is_gpu=is_gpu)]
         if options.results is not None:
             _write_beside_share_of_use(lines, options)
         if options.json is not None:
-            options.json.write_text(json.dumps([one.figures() for one in rows], indent=1) + "\n", encoding="utf-8")
+            options.json.write_text(json.dumps([each.figures() for each in rows], indent=1) + "\n", encoding="utf-8")
     show(lines)
     return int(any(row.failed for row in rows))
 

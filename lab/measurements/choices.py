@@ -131,14 +131,14 @@ def check(dispatcher: Dispatcher, sizes: Sizes, choices: TunedChoices) -> Checke
     rounds = time_rounds(runs, clock, random.Random(), clock.now() + _SECONDS)
     seconds = {candidate: median(values) for candidate, values in rounds.items()}
     settings = dispatcher.settings
-    own = [one for one in seconds if (one.mode, one.rotate) == (settings.mode, settings.rotate != "off")]
+    own = [each for each in seconds if (each.mode, each.rotate) == (settings.mode, settings.rotate != "off")]
 
     def is_allowed(candidate: Candidate) -> bool:
         if candidate.mode == PEER:
             return all(choices.is_no_less_exact(candidate, mode, sizes.head_dim) for mode in own)
         return candidate in own or candidate.mode == EXACT
 
-    taken, fastest = _chosen(dispatcher, call), min(time for one, time in seconds.items() if is_allowed(one))
+    taken, fastest = _chosen(dispatcher, call), min(seconds[each] for each in seconds if is_allowed(each))
     return CheckedChoice(sizes, taken, seconds, seconds[taken] / fastest - 1.0)
 
 

@@ -92,11 +92,11 @@ def video_like(
 
 def exact_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Attention in float32 at these rows, (rows, H, D); q, k, v (1, N, H, D)."""
-    found = []
+    outputs = []
     for head in range(q.shape[2]):
         scores = q[0, rows, head].float() @ k[0, :, head].float().T * q.shape[3] ** -0.5
-        found.append(scores.softmax(dim=1) @ v[0, :, head].float())
-    return torch.stack(found, dim=1)
+        outputs.append(scores.softmax(dim=1) @ v[0, :, head].float())
+    return torch.stack(outputs, dim=1)
 
 
 def errors(out: torch.Tensor, inputs: Inputs) -> tuple[float, float]:

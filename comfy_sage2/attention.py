@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from . import registry
+from .autotune.auto_mode import with_mode
 from .block_mask import BlockMask
 from .operators import has_observer, observed, without_gradient
 from .options import AttentionOptions, CallChoices, Choices
 from .plan import Refusal, plan
 from .registry import UnsupportedError
-from .request import AttentionRequest
-from .signature import CallSignature
+from .signature import ANYONE, CallSignature, Routing
 from .sparsity.declared import Sparse
 from .sparsity.selection import add_tail_
 from .tensors import NO_TENSORS, OptionalTensors
@@ -124,7 +124,8 @@ def attention(
         out, lse = observed(q, k, v, optional, backend, AttentionOptions.of(options, choices))
         return out if lse is None else (out, lse)
     chosen = options if type(options) is AttentionOptions and not choices else _options(options, choices)
-    signature = CallSignature.of(q, k, v, chosen, optional, backend=backend)
+    routing = ANYONE if backend is None else Routing(backend)
+    signature = CallSignature.of(q, k, v, chosen, optional, routing)
     if optional is not NO_TENSORS:
         check_flags(optional, q.device)
     found = plan(signature)
@@ -221,7 +222,7 @@ def explain(
     check_flags(optional, q.device)
     if block_mask is not None:
         block_mask.check()
-    request = AttentionRequest.of(signature)
+    signature = with_mode(signature)
     if backend is None:
-        return registry.explain(request)
-    return {backend: registry.get(backend).reason_against(request)}
+        return registry.explain(signature)
+    return {backend: registry.get(backend).reason_against(signature)}

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from .backends.base import Result
 from .options import AttentionOptions
 from .plan import CallPlan, Refusal, plan
-from .signature import CallSignature, require_tensors
+from .signature import CallSignature, Routing, require_tensors
 from .tensors import WRITTEN, OptionalTensors
 from .validation import check_flags
 
@@ -166,7 +166,7 @@ class _WithoutGradient(torch.autograd.Function):
 def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
     optional, backend, values = _split(others)
     check_flags(optional, q.device)
-    found = plan(CallSignature.of(q, k, v, AttentionOptions(*values), optional, backend=backend))
+    found = plan(CallSignature.of(q, k, v, AttentionOptions(*values), optional, Routing(backend)))
     if isinstance(found, Refusal):
         found.throw()
     out, lse = found.run(q, k, v, optional)

@@ -10,16 +10,17 @@ from typing import NoReturn
 import torch
 
 from . import registry
+from .accumulators import resolved
 from .autotune import store
+from .autotune.auto_mode import with_mode
 from .autotune.cost_model import TunedChoices
 from .autotune.store import choices_of
-from .autotune.timings import PEER, PLAIN, Candidate
+from .autotune.timings import PEER, PLAIN, Candidate, Work
 from .backends.base import Backend
 from .block_mask import blocks_of
 from .options import EXACT, AttentionOptions
 from .registry import UnsupportedError
-from .request import AttentionRequest
-from .signature import ANY, IGNORED, NAMED, CallSignature, TensorForm
+from .signature import ANY, IGNORED, NAMED, CallSignature, Routing, TensorForm, WorkKey
 from .validation import check_call
 
 EXACT_IS_FASTER = "[SA-314] exact attention was measured to be faster here"
@@ -32,32 +33,29 @@ class CallPlan:
     """How calls of one signature are computed.
 
     Attributes:
-        signature: theirs.
+        signature: theirs, with options that leave nothing open.
         backend: who computes them.
-        request: their description, with options that leave nothing open.
-        reason: why another attention takes the place of the mode that was asked for, or which faster one does not.
+        reason: why another attention replaces the mode that was asked for, or which faster one does not.
+        work_key: of the signature.
         run, prequantize: as of `BoundCall`; the tensors are of the signature, in the layout of its options.
     """
 
-    __slots__ = ("backend", "prequantize", "reason", "request", "run", "signature")
+    __slots__ = ("backend", "prequantize", "reason", "run", "signature", "work_key")
 
-    def __init__(
-        self, signature: CallSignature, backend: Backend, request: AttentionRequest, reason: str | None = None
-    ) -> None:
-        """`backend` has no reason against `request`, which describes `signature`."""
-        request = backend.settled(request)
-        call = backend.bind(signature, request)
-        self.signature = signature
+    def __init__(self, signature: CallSignature, backend: Backend, reason: str | None = None) -> None:
+        """`backend` has no reason against `signature`."""
+        self.signature = backend.settled(signature)
         self.backend = backend
-        self.request = request
         self.reason = reason
+        self.work_key: WorkKey = signature.work_key
+        call = backend.bind(self.signature)
         self.run = call.run
         self.prequantize = call.prequantize
 
     @property
     def options(self) -> AttentionOptions:
         """Those of the call, with nothing left open."""
-        return self.request.options
+        return self.signature.options
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,43 +96,43 @@ def plan(signature: CallSignature) -> CallPlan | Refusal:
 def _plan(signature: CallSignature, backends: tuple[Backend, ...], generation: int) -> CallPlan | Refusal:
     try:
         check_call(signature)
-        request = AttentionRequest.of(signature)
-        chosen = choose(request, signature.backend, accelerated_only=signature.accelerated_only)
+        signature, routing = with_mode(signature), signature.routing
+        chosen = choose(signature)
         if isinstance(chosen, Refusal):
             return chosen
-        choices = choices_of(signature.q.device)
+        choices = choices_of(signature.device)
         exact = None
-        if signature.where_faster and choices is not None:
-            exact = _faster_exact(signature, chosen, request, choices)
-        if signature.options.mode == EXACT and signature.where_faster:
+        if routing.where_faster and choices is not None:
+            exact = _faster_exact(signature, chosen, choices)
+        if signature.options.mode == EXACT and routing.where_faster:
             return exact or Refusal(UnsupportedError, OWN_IS_FASTER)
-        found = exact or CallPlan(signature, chosen, request)
+        planned = exact or CallPlan(signature, chosen)
         if signature.options.mode == EXACT or choices is None:
-            return found
-        found = _beside_peers(signature, chosen, request, found, choices)
-        return _unless_own_is_faster(signature, found, choices)
+            return planned
+        planned = _beside_peers(signature, chosen, planned, choices)
+        return _unless_own_is_faster(routing, planned, choices)
     except (TypeError, ValueError) as error:
         return Refusal(type(error), str(error))
 
 
-def choose(request: AttentionRequest, name: str | None, *, accelerated_only: bool) -> Backend | Refusal:
-    """Who computes calls like `request`.
+def choose(signature: CallSignature) -> Backend | Refusal:
+    """Who computes calls of `signature`, as its routing allows: of several the first accelerated one that can.
 
-    name: the only backend that may, or None: the first accelerated one that can, and then the others but for
-    `accelerated_only`. ValueError for a name that no backend has.
+    Raises ValueError for a name that no backend has.
     """
+    name = signature.routing.backend
     if name is not None:
         backend = registry.get(name)
-        reason = backend.reason_against(request)
+        reason = backend.reason_against(signature)
         if reason is None:
             return backend
         text = f"[SA-207] backend {name!r} cannot run this call: {reason}"
         return Refusal(UnsupportedError, text, {name: reason})
-    accelerated, reasons = registry.first_able(request, accelerated=True)
+    accelerated, reasons = registry.first_able(signature, accelerated=True)
     if accelerated is not None:
         return accelerated
-    if not accelerated_only:
-        other, further = registry.first_able(request, accelerated=False)
+    if not signature.routing.accelerated_only:
+        other, further = registry.first_able(signature, accelerated=False)
         if other is not None:
             return other
         reasons |= further
@@ -144,9 +142,7 @@ def choose(request: AttentionRequest, name: str | None, *, accelerated_only: boo
     return Refusal(UnsupportedError, f"[SA-207] no backend can run this call: {listed}", reasons)
 
 
-def _faster_exact(
-    signature: CallSignature, chosen: Backend, request: AttentionRequest, choices: TunedChoices
-) -> CallPlan | None:
+def _faster_exact(signature: CallSignature, chosen: Backend, choices: TunedChoices) -> CallPlan | None:
     """The plan of the fastest exact attention, where it was measured to be faster than the call by `chosen`.
 
     In mode "exact" that is compared with ComfyUI's own attention.
@@ -154,70 +150,73 @@ def _faster_exact(
     options = signature.options
     rival = Candidate(PLAIN)
     if options.mode != EXACT:
-        rival = Candidate.of(chosen.name, request.options)
+        rival = Candidate.of(chosen.name, _resolved(signature))
         options = options.without_quantization()
-    exact = signature._replace(options=options, where_faster=False, peers=IGNORED, accelerated_only=True)
-    found = plan(exact)
-    if isinstance(found, Refusal) or found.request.work is None:
+    routing = Routing(signature.routing.backend, accelerated_only=True)
+    exact = plan(signature._replace(options=options, routing=routing))
+    if isinstance(exact, Refusal):
         return None
-    if not choices.is_faster(Candidate(found.backend.name), rival, found.request.work):
+    work = Work.of(exact.signature)
+    if work is None or not choices.is_faster(Candidate(exact.backend.name), rival, work):
         return None
     reason = None if signature.options.mode == EXACT else EXACT_IS_FASTER
-    return CallPlan(exact, found.backend, found.request, reason)
+    return CallPlan(exact.signature, exact.backend, reason)
 
 
-def _beside_peers(
-    signature: CallSignature, chosen: Backend, request: AttentionRequest, found: CallPlan, choices: TunedChoices
-) -> CallPlan:
-    """`found`, or the plan of the fastest attention of another package where `signature` allows it.
+def _beside_peers(signature: CallSignature, chosen: Backend, planned: CallPlan, choices: TunedChoices) -> CallPlan:
+    """`planned`, or the plan of the fastest attention of another package where `signature` allows it.
 
     chosen: the backend of the mode, against whose error that of the other is held. The reason of the plan names a
     faster one that is not taken.
     """
-    work = request.work
-    if signature.peers == IGNORED or work is None:
-        return found
-    mine = Candidate.of(chosen.name, request.options)
-    rival = _candidate(found)
-    timed = {one.backend: choices.seconds(one, work) for one in choices.peers if choices.is_faster(one, rival, work)}
-    reasons = [] if found.reason is None else [found.reason]
+    work, rule = Work.of(signature), signature.routing.peers
+    if rule == IGNORED or work is None:
+        return planned
+    mine = Candidate.of(chosen.name, _resolved(signature))
+    rival = _candidate(planned)
+    faster = [peer for peer in choices.peers if choices.is_faster(peer, rival, work)]
+    timed = {peer.backend: choices.seconds(peer, work) for peer in faster}
+    reasons = [] if planned.reason is None else [planned.reason]
     for name in sorted(timed, key=lambda name: timed[name] or 0.0):
-        if registry.get(name).reason_against(request) is not None:
+        if registry.get(name).reason_against(signature) is not None:
             continue
         is_no_less_exact = choices.is_no_less_exact(Candidate(name, PEER), mine, work.head_dim)
         how = "no less exact" if is_no_less_exact else "less exact"
-        if signature.peers == NAMED or (signature.peers != ANY and not is_no_less_exact):
+        if rule == NAMED or (rule != ANY and not is_no_less_exact):
             reasons.append(
                 f"[SA-320] {name}, {how}, was measured to be faster, and your settings do not let it compute this call"
             )
             continue
-        named = signature._replace(backend=name, where_faster=False, peers=IGNORED)
         reason = f"[SA-319] {name}, {how} than {mine.words}, was measured to be faster, and computes this call"
-        return CallPlan(named, registry.get(name), request, reason)
-    return CallPlan(found.signature, found.backend, found.request, "; ".join(reasons)) if reasons else found
+        return CallPlan(signature._replace(routing=Routing(name)), registry.get(name), reason)
+    return CallPlan(planned.signature, planned.backend, "; ".join(reasons)) if reasons else planned
 
 
-def _unless_own_is_faster(signature: CallSignature, found: CallPlan, choices: TunedChoices) -> CallPlan | Refusal:
-    """`found`, or a refusal where the caller's own attention was measured to be faster."""
-    work = found.request.work
-    if not (signature.where_faster and signature.own_is_torchs) or work is None:
-        return found
-    if not choices.is_faster(Candidate(PLAIN), _candidate(found), work):
-        return found
+def _unless_own_is_faster(routing: Routing, planned: CallPlan, choices: TunedChoices) -> CallPlan | Refusal:
+    """`planned`, or a refusal where the caller's own attention was measured to be faster."""
+    work = Work.of(planned.signature)
+    if not (routing.where_faster and routing.own_is_torchs) or work is None:
+        return planned
+    if not choices.is_faster(Candidate(PLAIN), _candidate(planned), work):
+        return planned
     return Refusal(UnsupportedError, TORCHS_IS_FASTER)
 
 
-def _candidate(found: CallPlan) -> Candidate:
+def _resolved(signature: CallSignature) -> AttentionOptions:
+    """The options that the mode's own calls are timed with."""
+    return resolved(signature.options, signature.device, signature.dtype, signature.head_dim)
+
+
+def _candidate(planned: CallPlan) -> Candidate:
     """What the calls of a plan are timed as."""
-    if found.backend.is_peer:
-        return Candidate(found.backend.name, PEER)
-    return Candidate.of(found.backend.name, found.options)
+    if planned.backend.is_peer:
+        return Candidate(planned.backend.name, PEER)
+    return Candidate.of(planned.backend.name, planned.options)
 
 
 def listed_plan(dense: CallPlan) -> CallPlan | Refusal:
     """The plan of the calls of `dense` with a contiguous block mask of their batch and heads, by the same backend."""
-    request = dense.request
-    shape = torch.Size((request.batch, request.q_heads, blocks_of(request.q_length), 1 + blocks_of(request.kv_length)))
-    lists = TensorForm.contiguous(shape, torch.int16, request.device)
-    same_backend = dense.signature._replace(backend=dense.backend.name, where_faster=False, peers=IGNORED)
-    return plan(same_backend._replace(block_mask=lists))
+    call = dense.signature
+    shape = torch.Size((call.batch, call.q_heads, blocks_of(call.q_length), 1 + blocks_of(call.kv_length)))
+    lists = TensorForm.contiguous(shape, torch.int16, call.device)
+    return plan(call._replace(routing=Routing(dense.backend.name), block_mask=lists))

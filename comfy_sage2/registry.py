@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from .autotune.store import choices_of
+from .autotune.timings import Work
 from .backends.base import Backend
 from .backends.exact import EXACT_ATTENTIONS
 from .backends.kernels import KERNELS
 from .backends.peers import PEERS
 from .backends.reference import ReferenceBackend
 from .options import EXACT, MODES
-from .request import AttentionRequest
+from .signature import CallSignature
 
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (*KERNELS, *EXACT_ATTENTIONS, ReferenceBackend())
@@ -24,13 +25,14 @@ def backends(mode: str | None = None) -> tuple[Backend, ...]:
     return BACKENDS if mode is None else tuple(backend for backend in BACKENDS if backend.is_for(mode))
 
 
-def candidates(request: AttentionRequest) -> tuple[Backend, ...]:
-    """The backends for calls in the request's mode, the preferred one first: of exact attentions the fastest one."""
-    found = backends(request.options.mode)
-    choices = choices_of(request.device)
-    if request.options.mode != EXACT or choices is None or request.work is None:
+def candidates(signature: CallSignature) -> tuple[Backend, ...]:
+    """The backends for calls in the signature's mode, the preferred one first: of exact attentions the fastest one."""
+    found = backends(signature.options.mode)
+    choices = choices_of(signature.device)
+    work = Work.of(signature)
+    if signature.options.mode != EXACT or choices is None or work is None:
         return found
-    names = choices.fastest_first([backend.name for backend in found if backend.accelerated], request.work)
+    names = choices.fastest_first([backend.name for backend in found if backend.accelerated], work)
     return (*map(get, names), *(backend for backend in found if not backend.accelerated))
 
 
@@ -54,23 +56,23 @@ def get(name: str) -> Backend:
     )
 
 
-def explain(request: AttentionRequest) -> dict[str, str | None]:
-    """Backend name -> None if it can run `request`, else the reason, in order of preference.
+def explain(signature: CallSignature) -> dict[str, str | None]:
+    """Backend name -> None if it can run `signature`, else the reason, in order of preference.
 
     Kernels are left out of what is said about mode "exact", and exact attentions of what is said about the others.
     """
-    return {backend.name: backend.reason_against(request) for backend in candidates(request)}
+    return {backend.name: backend.reason_against(signature) for backend in candidates(signature)}
 
 
-def first_able(request: AttentionRequest, *, accelerated: bool) -> tuple[Backend | None, dict[str, str]]:
-    """The first candidate that can run `request`, or None, and why those before it cannot, by name.
+def first_able(signature: CallSignature, *, accelerated: bool) -> tuple[Backend | None, dict[str, str]]:
+    """The first candidate that can run `signature`, or None, and why those before it cannot, by name.
 
     accelerated: which candidates count, those that are or those that are not.
     """
     reasons: dict[str, str] = {}
-    for backend in candidates(request):
+    for backend in candidates(signature):
         if backend.accelerated == accelerated:
-            reason = backend.reason_against(request)
+            reason = backend.reason_against(signature)
             if reason is None:
                 return backend, reasons
             reasons[backend.name] = reason

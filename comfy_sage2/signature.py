@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
-from .options import AttentionOptions
+from .options import AUTO, AttentionOptions
 from .tensors import NO_TENSORS, OptionalTensors
 
-# What becomes of a faster attention of another package: nobody looks for one; the plan names it in its reason; it takes
-# the mode's place where it is no less exact; or wherever it is faster. Each includes those before it.
+# What becomes of a faster attention of another package: ignore it; name it in the plan's reason; use it if no less
+# exact than the mode; always use it. Each includes those before it.
 PEER_RULES = IGNORED, NAMED, NO_LESS_EXACT, ANY = ("ignored", "named", "no less exact", "any")
 
 
@@ -43,34 +45,73 @@ def require_tensors(q: object, k: object, v: object) -> None:
             raise TypeError(f"[SA-201] {name} must be a torch.Tensor, got {type(tensor).__name__}")
 
 
+class Routing(NamedTuple):
+    """Who may compute a call: the same for all calls of a node, of a patch or of a function.
+
+    Attributes:
+        backend: the name of the one that has to serve the call, or None: the first that can.
+        accelerated_only: with `backend` None, the reference is no candidate.
+        where_faster: an exact attention replaces a mode that it was measured to be faster than; a call in mode "exact"
+            is refused unless one was measured to be faster than ComfyUI's own.
+        peers: of PEER_RULES; in mode "exact" another package's attention is always ignored.
+        own_is_torchs: the caller's own attention is torch's: with `where_faster`, calls are refused for which it was
+            measured to be the fastest.
+    """
+
+    backend: str | None = None
+    accelerated_only: bool = False
+    where_faster: bool = False
+    peers: str = IGNORED
+    own_is_torchs: bool = False
+
+
+ANYONE = Routing()
+
+
+class WorkKey:
+    """What calls of equal work have in common: their tensors' forms, scale and layout. Its hash is computed once."""
+
+    __slots__ = ("_hash", "_parts")
+
+    def __init__(
+        self,
+        scale: float | None,
+        layout: str,
+        q: TensorForm,
+        k: TensorForm,
+        v: TensorForm,
+        attn_mask: TensorForm | None,
+    ) -> None:
+        self._parts = (scale, layout, q, k, v, attn_mask)
+        self._hash = hash(self._parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WorkKey) and self._parts == other._parts
+
+
 class CallSignature(NamedTuple):
     """The key of the one cache of plans: calls of equal signatures are validated, decided and laid out once.
 
+    The properties are those of a valid call (`validation.check_call`); a constraint may look at all of them.
+
     Attributes:
-        options: the caller's, in which pv_accumulator may still be "auto".
-        backend: the name of the one that has to serve the call, or None: the first that can.
-        accelerated_only: with `backend` None, the reference is no candidate.
-        where_faster: an exact attention takes the place of a mode that it was measured to be faster than; a call in
-            mode "exact" is refused unless one was measured to be faster than ComfyUI's own.
-        own_is_torchs: the caller's own attention is torch's: with `where_faster`, calls are refused for which it was
-            measured to be the fastest.
-        peers: of PEER_RULES; in mode "exact" another package's attention is always ignored.
+        options: the caller's, in which "auto" may still stand. In a plan's own signature nothing is left open.
+        routing: who may compute the call.
         q, k, v: in the layout of the options.
-        attn_mask, block_mask: as in `OptionalTensors`, None where the call has none. The flags that a
-            call may set are no part of it: whether there is one changes nothing but an address.
+        attn_mask, block_mask: as in `OptionalTensors`, None where the call has none. The flags that a call may set are
+            no part of it: whether there is one changes nothing but an address.
     """
 
     options: AttentionOptions
-    backend: str | None
-    accelerated_only: bool
-    where_faster: bool
+    routing: Routing
     q: TensorForm
     k: TensorForm
     v: TensorForm
     attn_mask: TensorForm | None = None
     block_mask: TensorForm | None = None
-    peers: str = IGNORED
-    own_is_torchs: bool = False
 
     @classmethod
     def of(
@@ -80,12 +121,7 @@ class CallSignature(NamedTuple):
         v: torch.Tensor,
         options: AttentionOptions,
         optional: OptionalTensors = NO_TENSORS,
-        *,
-        backend: str | None = None,
-        accelerated_only: bool = False,
-        where_faster: bool = False,
-        peers: str = IGNORED,
-        own_is_torchs: bool = False,
+        routing: Routing = ANYONE,
     ) -> CallSignature:
         """The signature of a call, which need not be valid.
 
@@ -95,22 +131,104 @@ class CallSignature(NamedTuple):
         try:
             return cls(
                 options,
-                backend,
-                accelerated_only,
-                where_faster,
+                routing,
                 TensorForm(q.shape, q.stride(), q.dtype, q.device),
                 TensorForm(k.shape, k.stride(), k.dtype, k.device),
                 TensorForm(v.shape, v.stride(), v.dtype, v.device),
                 None if optional.attn_mask is None else TensorForm.of(optional.attn_mask),
                 None if optional.block_mask is None else TensorForm.of(optional.block_mask),
-                peers,
-                own_is_torchs,
             )
         except (AttributeError, TypeError):
             require_tensors(q, k, v)
             raise
 
+    @classmethod
+    def minimal(cls, device: torch.device, options: AttentionOptions, routing: Routing = ANYONE) -> CallSignature:
+        """A minimal call that every kernel supports.
+
+        If a backend refuses it, the cause is the machine or `options`, not the shape.
+        """
+        sizes = {"B": 1, "H": 8, "N": 1024, "D": 128}
+        shape = torch.Size(sizes[axis] for axis in options.layout)
+        form = TensorForm.contiguous(shape, torch.float16, device)
+        return cls(options, routing, form, form, form)
+
     @property
     def layout(self) -> str:
         """The order of the dimensions of q, k and v: "BHND" or "BNHD"."""
         return self.options.layout
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.q.device
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """CUDA compute capability, None on other devices."""
+        return _capability(self.device) if self.device.type == "cuda" else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of q, k and v."""
+        return self.q.dtype
+
+    @property
+    def batch(self) -> int:
+        return self.q.shape[0]
+
+    @property
+    def q_heads(self) -> int:
+        return self.q.shape[self.layout.index("H")]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.k.shape[self.layout.index("H")]
+
+    @property
+    def q_length(self) -> int:
+        return self.q.shape[self.layout.index("N")]
+
+    @property
+    def kv_length(self) -> int:
+        return self.k.shape[self.layout.index("N")]
+
+    @property
+    def head_dim(self) -> int:
+        return self.q.shape[3]
+
+    @property
+    def mask_shape(self) -> tuple[int, ...] | None:
+        """4-D, 1 where the mask broadcasts; None without a mask."""
+        mask = self.attn_mask
+        return None if mask is None else (1,) * (4 - len(mask.shape)) + tuple(mask.shape)
+
+    @property
+    def mask_dtype(self) -> torch.dtype | None:
+        return None if self.attn_mask is None else self.attn_mask.dtype
+
+    @property
+    def scale(self) -> float:
+        """The softmax scale, 1/sqrt(head_dim) unless `options` has one."""
+        return 1.0 / math.sqrt(self.head_dim) if self.options.scale is None else self.options.scale
+
+    @property
+    def heads_first(self) -> bool:
+        """Whether in memory the tokens of a head of q lie together, else the heads of a token."""
+        heads, tokens = self.layout.index("H"), self.layout.index("N")
+        return bool(self.q.stride) and self.q.stride[heads] > self.q.stride[tokens]
+
+    @property
+    def accumulator_is_open(self) -> bool:
+        """Whether the backend chooses the accumulators."""
+        return self.options.pv_accumulator == AUTO
+
+    @property
+    def work_key(self) -> WorkKey:
+        """Equal for calls whose times are comparable, whatever the mode and the backend."""
+        return WorkKey(self.options.scale, self.layout, self.q, self.k, self.v, self.attn_mask)
+
+
+@lru_cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)

@@ -12,11 +12,13 @@ calls of a sampling have the same one. "4b" is never chosen.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from ..options import AUTO, AttentionOptions
+from ..signature import CallSignature
 from .cost_model import TunedChoices
 from .store import choices_of
 
@@ -39,6 +41,15 @@ def auto_mode(options: AttentionOptions, device: torch.device, dtype: torch.dtyp
     if timed is None or dtype == torch.float32:
         return AutoMode("8b", "8b, as such calls are not timed")
     return _of_times(choices, timed, options)
+
+
+def with_mode(signature: CallSignature) -> CallSignature:
+    """`signature` with the mode that "auto" stands for."""
+    options = signature.options
+    if options.mode != AUTO:
+        return signature
+    decided = auto_mode(options, signature.device, signature.dtype, signature.head_dim)
+    return signature._replace(options=replace(options, mode=decided.mode))
 
 
 def _of_times(choices: TunedChoices, head_dim: int, options: AttentionOptions) -> AutoMode:

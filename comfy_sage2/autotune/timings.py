@@ -8,7 +8,10 @@ from dataclasses import astuple, dataclass, field
 from statistics import median
 from typing import Any
 
+import torch
+
 from ..options import EXACT, AttentionOptions
+from ..signature import CallSignature
 
 # What ComfyUI's attention calls unless it was started with an option: torch chooses.
 PLAIN = "scaled_dot_product_attention"
@@ -82,6 +85,27 @@ class Work:
     is_causal: bool = False
     heads_first: bool = False
     hides_keys: bool = False
+
+    @classmethod
+    def of(cls, signature: CallSignature) -> Work | None:
+        """What the time of a call depends on; None where that is not known.
+
+        That is with block masks, in float32, and with masks that differ between queries or heads.
+        """
+        mask = signature.mask_shape
+        if signature.block_mask is not None or signature.dtype == torch.float32:
+            return None
+        if mask is not None and mask[1:3] != (1, 1):
+            return None
+        return cls(
+            signature.batch * signature.q_heads,
+            signature.q_length,
+            signature.kv_length,
+            signature.head_dim,
+            signature.options.is_causal,
+            signature.heads_first,
+            mask is not None,
+        )
 
     @property
     def kind(self) -> tuple[bool, bool]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..request import AttentionRequest
+from ..accumulators import resolved
 from ..signature import CallSignature
 from ..tensors import NO_TENSORS, OptionalTensors
 
@@ -24,7 +24,7 @@ class Constraint:
     """A named requirement; `check` returns None when it holds, else the reason in words for the user."""
 
     name: str
-    check: Callable[[AttentionRequest], str | None]
+    check: Callable[[CallSignature], str | None]
 
 
 class BoundCall(ABC):
@@ -75,35 +75,37 @@ class Backend(ABC):
         """Why this backend cannot work on this machine at all (kernel, driver), or None."""
         return None
 
-    def reason_against(self, request: AttentionRequest) -> str | None:
-        """The first reason why this backend cannot run `request`, or None when it can.
+    def reason_against(self, signature: CallSignature) -> str | None:
+        """The first reason why this backend cannot run `signature`, or None when it can.
 
         The constraints come first, so that kernels are loaded only for a GPU that can run them.
         """
         for constraint in self.constraints:
-            reason = constraint.check(request)
+            reason = constraint.check(signature)
             if reason is not None:
                 return reason
         return self.availability()
 
-    def settled(self, request: AttentionRequest) -> AttentionRequest:
-        """`request`, against which there is no reason, with what this backend decides in the place of "auto"."""
-        return request
+    def settled(self, signature: CallSignature) -> CallSignature:
+        """`signature`, against which there is no reason, with this backend's choice wherever its options say "auto"."""
+        return signature._replace(
+            options=resolved(signature.options, signature.device, signature.dtype, signature.head_dim)
+        )
 
     @abstractmethod
-    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
-        """The computation of calls of `signature`, described by `request`, against which there is no reason."""
+    def bind(self, signature: CallSignature) -> BoundCall:
+        """The computation of calls of `signature`, which is settled."""
 
 
 class BoundTensors(BoundCall):
     """Calls by a function of torch tensors; the base of backends that need no memory layout worked out."""
 
-    def __init__(self, request: AttentionRequest) -> None:
-        self._request = request
+    def __init__(self, signature: CallSignature) -> None:
+        self._signature = signature
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
         """See `BoundCall.run`."""
-        if self._request.options.layout == "BHND":
+        if self._signature.options.layout == "BHND":
             return self.compute(q, k, v, optional)
         out, lse = self.compute(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), optional)
         return out.transpose(1, 2), lse

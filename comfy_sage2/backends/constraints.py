@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..accumulators import mode_has_accumulator
-from ..request import AttentionRequest
+from ..signature import CallSignature
 from .base import Constraint
 
 MAX_LENGTH = 2**31 - 256  # token indices are 32-bit in the kernels, offsets 64-bit
@@ -17,31 +17,31 @@ _OWN_OR_KITCHEN = f"{_OWN} or comfy-kitchen's INT8 (--use-ck-attention)"
 _EXACT_OR_OWN = "use mode exact or ComfyUI's own attention"
 
 
-def _on_cuda(request: AttentionRequest) -> str | None:
-    if request.device_type == "cuda" and torch.version.hip is not None:  # which calls its devices "cuda" too
+def _on_cuda(signature: CallSignature) -> str | None:
+    if signature.device.type == "cuda" and torch.version.hip is not None:  # which calls its devices "cuda" too
         found = f"this torch is built for ROCm {torch.version.hip}"
         return f"[SA-103] the kernels are for NVIDIA GPUs, and {found}: {_OWN_OR_KITCHEN}"
-    if request.device_type == "cuda":
+    if signature.device.type == "cuda":
         return None
     if torch.version.cuda is None and torch.version.hip is None:
         found = f"this torch ({torch.__version__}) is built without CUDA"
         return f"[SA-103] the kernels need an NVIDIA GPU, and {found}: install a torch with CUDA, or {_OWN}"
-    return f"[SA-103] the kernels need an NVIDIA GPU, and the tensors are on {request.device_type}: {_OWN}"
+    return f"[SA-103] the kernels need an NVIDIA GPU, and the tensors are on {signature.device.type}: {_OWN}"
 
 
-def _length(request: AttentionRequest) -> str | None:
-    longest = max(request.q_length, request.kv_length)
+def _length(signature: CallSignature) -> str | None:
+    longest = max(signature.q_length, signature.kv_length)
     return (
         None if longest <= MAX_LENGTH else f"[SA-203] the sequence must have at most {MAX_LENGTH} tokens, got {longest}"
     )
 
 
-def _precise(request: AttentionRequest) -> str | None:
-    options = request.options
+def _precise(signature: CallSignature) -> str | None:
+    options = signature.options
     if not mode_has_accumulator(options.mode, options.pv_accumulator):
         return f"[SA-206] pv_accumulator must be fp32 in mode {options.mode}, got {options.pv_accumulator}"
-    if options.mode == "precise" and request.dtype not in (torch.float16, torch.bfloat16):
-        return f"[SA-206] mode precise takes float16 and bfloat16 tensors, got {request.dtype}"
+    if options.mode == "precise" and signature.dtype not in (torch.float16, torch.bfloat16):
+        return f"[SA-206] mode precise takes float16 and bfloat16 tensors, got {signature.dtype}"
     return None
 
 
@@ -50,7 +50,7 @@ _NO_BLOCK_MASK = "[SA-212] only the kernels and the slow reference take block ma
 ON_CUDA = Constraint("device", _on_cuda)
 LENGTH = Constraint("length", _length)
 PRECISE = Constraint("precise", _precise)
-DENSE = Constraint("block_mask", lambda request: _NO_BLOCK_MASK if request.has_block_mask else None)
+DENSE = Constraint("block_mask", lambda signature: _NO_BLOCK_MASK if signature.block_mask is not None else None)
 
 
 # Why a GPU has no kernels here and what to use on it, by compute capability or its major number; the first and the last
@@ -75,14 +75,14 @@ def _without_kernels(capability: tuple[int, int]) -> str | None:
 def capability_is(*supported: tuple[int, int]) -> Constraint:
     """The GPU's compute capability is one of `supported`."""
 
-    def check(request: AttentionRequest) -> str | None:
-        if request.capability in supported:
+    def check(signature: CallSignature) -> str | None:
+        if signature.capability in supported:
             return None
         names = " or ".join(f"{major}.{minor}" for major, minor in supported)
-        if request.capability is None:
+        if signature.capability is None:
             return f"[SA-103] these kernels need compute capability {names}, got no CUDA device"
-        found = "{}.{}".format(*request.capability)
-        reason = _without_kernels(request.capability)
+        found = "{}.{}".format(*signature.capability)
+        reason = _without_kernels(signature.capability)
         if reason is not None:  # in the same words for every kernel module, so that a list of reasons has them once
             return f"[SA-103] there are no kernels for compute capability {found}: {reason}"
         return f"[SA-103] these kernels need compute capability {names}, got {found}"
@@ -93,10 +93,10 @@ def capability_is(*supported: tuple[int, int]) -> Constraint:
 def capability_from(*least: int) -> Constraint:
     """The GPU's compute capability is `least` or higher."""
 
-    def check(request: AttentionRequest) -> str | None:
-        if request.capability is not None and request.capability >= least:
+    def check(signature: CallSignature) -> str | None:
+        if signature.capability is not None and signature.capability >= least:
             return None
-        found = "no CUDA device" if request.capability is None else "{}.{}".format(*request.capability)
+        found = "no CUDA device" if signature.capability is None else "{}.{}".format(*signature.capability)
         return "[SA-103] compute capability {}.{} or higher is needed here, got {}".format(*least, found)
 
     return Constraint("compute capability", check)
@@ -105,8 +105,8 @@ def capability_from(*least: int) -> Constraint:
 def option_is(name: str, *supported: object) -> Constraint:
     """The option called `name` has one of the values `supported`."""
 
-    def check(request: AttentionRequest) -> str | None:
-        value = getattr(request.options, name)
+    def check(signature: CallSignature) -> str | None:
+        value = getattr(signature.options, name)
         if value in supported:
             return None
         return f"[SA-206] {name} must be {' or '.join(map(str, supported))} here, got {value}"

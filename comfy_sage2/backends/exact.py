@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from ..options import EXACT
-from ..request import AttentionRequest
 from ..signature import CallSignature
 from ..tensors import OptionalTensors, mask_4d
 from .base import Backend, BoundCall, BoundTensors, Constraint, Result, empty_output, flag_nonfinite
@@ -26,7 +25,7 @@ _BIAS_MULTIPLE = 16  # elements: a row of a mask begins at a multiple of them
 
 # q, k, v padded to what the operator reads, the mask as an additive bias or None, and the call's description -> what
 # the operator gives: the output, the LSE, of at least as many rows as q where the options ask for it, and other things.
-Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, AttentionRequest], Any]
+Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, CallSignature], Any]
 
 
 class ExactAttention(Backend):
@@ -62,36 +61,36 @@ class ExactAttention(Backend):
         """See `Backend.availability`."""
         return self._availability()
 
-    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+    def bind(self, signature: CallSignature) -> BoundCall:
         """See `Backend.bind`."""
-        return ExactCall(request, self._compute)
+        return ExactCall(signature, self._compute)
 
 
 class ExactCall(BoundTensors):
     """Calls of one of torch's fused attentions."""
 
-    def __init__(self, request: AttentionRequest, operator: Compute) -> None:
-        super().__init__(request)
+    def __init__(self, signature: CallSignature, operator: Compute) -> None:
+        super().__init__(signature)
         self._operator = operator
 
     def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
         """See `BoundTensors.compute`."""
         assert optional.block_mask is None  # by DENSE
-        request = self._request
+        signature = self._signature
         mask = mask_4d(optional.attn_mask)
-        bias = None if mask is None else _bias(mask, q.dtype, request.kv_length)
-        out, lse, *_ = self._operator(readable(q), readable(k), readable(v), bias, request)
-        out = out[..., : request.head_dim]
-        has_lse = request.options.return_lse
-        lse = lse.reshape(*q.shape[:2], -1)[..., : request.q_length].contiguous() if has_lse else None
+        bias = None if mask is None else _bias(mask, q.dtype, signature.kv_length)
+        out, lse, *_ = self._operator(readable(q), readable(k), readable(v), bias, signature)
+        out = out[..., : signature.head_dim]
+        has_lse = signature.options.return_lse
+        lse = lse.reshape(*q.shape[:2], -1)[..., : signature.q_length].contiguous() if has_lse else None
         if mask is not None:
             closed = closed_rows(mask)
             out.masked_fill_(closed[..., None], 0.0)
             if lse is not None:
                 lse.masked_fill_(closed, -math.inf)
-        dense = out.transpose(1, 2) if request.options.layout == "BNHD" else out
+        dense = out.transpose(1, 2) if signature.options.layout == "BNHD" else out
         if not dense.is_contiguous():
-            out = empty_output(q, request.options.layout).copy_(out)
+            out = empty_output(q, signature.options.layout).copy_(out)
         if optional.nonfinite is not None:
             flag_nonfinite(out, optional.nonfinite)
         return out, lse
@@ -114,56 +113,56 @@ def closed_rows(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _flash(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, request: AttentionRequest
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, signature: CallSignature
 ) -> Any:
     return torch.ops.aten._scaled_dot_product_flash_attention(
-        q, k, v, 0.0, request.options.is_causal, scale=request.scale
+        q, k, v, 0.0, signature.options.is_causal, scale=signature.scale
     )
 
 
 def _efficient(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, request: AttentionRequest
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, signature: CallSignature
 ) -> Any:
     if bias is not None:
-        bias = bias.expand(request.batch, request.q_heads, request.q_length, request.kv_length)
-    options = request.options
+        bias = bias.expand(signature.batch, signature.q_heads, signature.q_length, signature.kv_length)
+    options = signature.options
     return torch.ops.aten._scaled_dot_product_efficient_attention(
-        q, k, v, bias, options.return_lse, 0.0, options.is_causal, scale=request.scale
+        q, k, v, bias, options.return_lse, 0.0, options.is_causal, scale=signature.scale
     )
 
 
 def _cudnn(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, request: AttentionRequest
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, signature: CallSignature
 ) -> Any:
-    options = request.options
+    options = signature.options
     return torch.ops.aten._scaled_dot_product_cudnn_attention(
-        q, k, v, bias, options.return_lse, 0.0, options.is_causal, False, scale=request.scale
+        q, k, v, bias, options.return_lse, 0.0, options.is_causal, False, scale=signature.scale
     )
 
 
-def _one_kind_of_mask(request: AttentionRequest) -> str | None:
-    if request.mask_shape is None:
+def _one_kind_of_mask(signature: CallSignature) -> str | None:
+    if signature.mask_shape is None:
         return None
-    if request.options.is_causal:
+    if signature.options.is_causal:
         return "[SA-206] torch's exact attentions take a mask or is_causal, got both"
-    if request.mask_dtype not in (torch.bool, request.dtype):
-        return f"[SA-206] torch's exact attentions take a mask of bool or {request.dtype}, got {request.mask_dtype}"
+    if signature.mask_dtype not in (torch.bool, signature.dtype):
+        return f"[SA-206] torch's exact attentions take a mask of bool or {signature.dtype}, got {signature.mask_dtype}"
     return None
 
 
 def no_mask(who: str) -> Constraint:
     """`who`, the attention's name for the user, takes no mask."""
     reason = f"[SA-206] {who} takes no mask"
-    return Constraint("no mask", lambda request: None if request.mask_shape is None else reason)
+    return Constraint("no mask", lambda signature: None if signature.mask_shape is None else reason)
 
 
 def square_if_causal(who: str) -> Constraint:
     """`who` takes is_causal with as many keys as queries alone."""
 
-    def check(request: AttentionRequest) -> str | None:
-        if not request.options.is_causal or request.q_length == request.kv_length:
+    def check(signature: CallSignature) -> str | None:
+        if not signature.options.is_causal or signature.q_length == signature.kv_length:
             return None
-        lengths = f"{request.q_length} and {request.kv_length}"
+        lengths = f"{signature.q_length} and {signature.kv_length}"
         return f"[SA-206] {who} takes is_causal only with as many keys as queries, got {lengths}"
 
     return Constraint("causal", check)
@@ -172,10 +171,10 @@ def square_if_causal(who: str) -> Constraint:
 def in_16_bits(who: str) -> Constraint:
     """`who` takes float16 and bfloat16."""
 
-    def check(request: AttentionRequest) -> str | None:
-        if request.dtype in (torch.float16, torch.bfloat16):
+    def check(signature: CallSignature) -> str | None:
+        if signature.dtype in (torch.float16, torch.bfloat16):
             return None
-        return f"[SA-206] {who} takes float16 or bfloat16, got {request.dtype}"
+        return f"[SA-206] {who} takes float16 or bfloat16, got {signature.dtype}"
 
     return Constraint("dtype", check)
 
@@ -183,23 +182,23 @@ def in_16_bits(who: str) -> Constraint:
 def equal_heads(who: str) -> Constraint:
     """`who` takes q and k of equally many heads."""
 
-    def check(request: AttentionRequest) -> str | None:
-        if request.q_heads == request.kv_heads:
+    def check(signature: CallSignature) -> str | None:
+        if signature.q_heads == signature.kv_heads:
             return None
-        return f"[SA-206] {who} takes q and k of equally many heads, got {request.q_heads} and {request.kv_heads}"
+        return f"[SA-206] {who} takes q and k of equally many heads, got {signature.q_heads} and {signature.kv_heads}"
 
     return Constraint("heads", check)
 
 
-def _at_most_128_channels(request: AttentionRequest) -> str | None:
-    if request.head_dim <= 128:
+def _at_most_128_channels(signature: CallSignature) -> str | None:
+    if signature.head_dim <= 128:
         return None
-    return f"[SA-206] {_CUDNN} takes a head_dim of at most 128, got {request.head_dim}"
+    return f"[SA-206] {_CUDNN} takes a head_dim of at most 128, got {signature.head_dim}"
 
 
-def _several_tokens(request: AttentionRequest) -> str | None:
+def _several_tokens(signature: CallSignature) -> str | None:
     """cuDNN has no graph for a single query or key."""
-    if min(request.q_length, request.kv_length) > 1:
+    if min(signature.q_length, signature.kv_length) > 1:
         return None
     return f"[SA-206] {_CUDNN} needs more than one query and key"
 

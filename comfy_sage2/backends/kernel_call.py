@@ -9,7 +9,6 @@ from types import ModuleType
 
 import torch
 
-from ..request import AttentionRequest
 from ..signature import CallSignature, TensorForm
 from ..tensors import NO_TENSORS, OptionalTensors
 from .base import Attend, BoundCall, Result
@@ -25,15 +24,16 @@ _LOWEST_LSE = 0.49999 * math.log(2) * torch.finfo(torch.float32).min
 class KernelCall(BoundCall):
     """See `BoundCall`. Inputs that the kernels cannot read in place are copied, each by itself."""
 
-    def __init__(self, module: ModuleType, signature: CallSignature, request: AttentionRequest) -> None:
+    def __init__(self, module: ModuleType, signature: CallSignature) -> None:
         """ValueError for a call that `module` cannot run."""
-        self._module, self._signature, self._request = module, signature, request
+        self._module, self._signature = module, signature
         forms = signature.q, signature.k, signature.v
         self._unreadable = tuple(not is_readable(form) for form in forms)
         *sizes, head_dim = signature.q.shape
         self._out_shape = (*sizes, padded_channels(head_dim))
-        self._lse_shape = (request.batch, request.q_heads, request.q_length) if request.options.return_lse else None
-        self._cuts_lse = self._lse_shape is not None and request.mask_dtype in _MASKS_BEYOND_LOG2
+        lse_shape = (signature.batch, signature.q_heads, signature.q_length)
+        self._lse_shape = lse_shape if signature.options.return_lse else None
+        self._cuts_lse = self._lse_shape is not None and signature.mask_dtype in _MASKS_BEYOND_LOG2
         # By which of q, k and v are copied.
         self._launches: dict[tuple[bool, ...], Launches] = {}
         self._launches[self._unreadable] = self._make(self._unreadable)
@@ -106,13 +106,13 @@ class KernelCall(BoundCall):
             None if mask is None else broadcast_strides(mask),
             None if lists is None else broadcast_strides(lists)[:2],
         )
-        return Launches(self._module, self._request, views)
+        return Launches(self._module, signature, views)
 
     def _finished(self, out: torch.Tensor, lse: torch.Tensor | None, optional: OptionalTensors) -> Result:
         if lse is not None and self._cuts_lse:
             assert optional.attn_mask is not None
             cut_lse(lse, optional.attn_mask.dtype)
-        head_dim = self._request.head_dim
+        head_dim = self._signature.head_dim
         return out if out.shape[3] == head_dim else out[..., :head_dim].contiguous(), lse
 
 
@@ -129,11 +129,11 @@ def cut_lse(lse: torch.Tensor, mask_dtype: torch.dtype) -> None:
 class Launches:
     """The launches of a call whose tensors lie so in memory, and the memory that they need."""
 
-    def __init__(self, module: ModuleType, request: AttentionRequest, views: Views) -> None:
-        self.parts = parts_of(module, request, views)
+    def __init__(self, module: ModuleType, signature: CallSignature, views: Views) -> None:
+        self.parts = parts_of(module, signature, views)
         self.workspace_bytes = max(part.plan.workspace_bytes for part in self.parts)
-        self._bytes = request.dtype.itemsize
-        self._mask_bytes = 0 if request.mask_dtype is None else request.mask_dtype.itemsize
+        self._bytes = signature.dtype.itemsize
+        self._mask_bytes = 0 if signature.mask_dtype is None else signature.mask_dtype.itemsize
 
     def enqueue(
         self,

@@ -8,10 +8,9 @@ from types import ModuleType
 
 import torch
 
-from ..accumulators import pv_has_accumulator
+from ..accumulators import pv_has_accumulator, resolved
 from ..kernels import loader
 from ..options import AUTO, EXACT
-from ..request import AttentionRequest
 from ..signature import CallSignature
 from ..tensors import NO_TENSORS, OptionalTensors
 from . import self_test
@@ -79,45 +78,44 @@ class KernelBackend(Backend):
         """See `Backend.availability`."""
         return loader.reason_unavailable(self.name)
 
-    def reason_against(self, request: AttentionRequest) -> str | None:
+    def reason_against(self, signature: CallSignature) -> str | None:
         """See `Backend.reason_against`; asks the module, and last the self-test, which runs once on each GPU."""
         return (
-            super().reason_against(request)
-            or self.reason_of_module(request)
-            or self_test.reason_against(self.name, request.device_index, self.variants)
-            or self._reason_of_test(request)
+            super().reason_against(signature)
+            or self.reason_of_module(signature)
+            or self_test.reason_against(self.name, signature.device.index, self.variants)
+            or self._reason_of_test(signature)
         )
 
-    def reason_of_module(self, request: AttentionRequest) -> str | None:
-        """Why the module has no kernel for `request`, whatever the GPU, or None; KernelUnavailable without a module."""
+    def reason_of_module(self, signature: CallSignature) -> str | None:
+        """Why the module has no kernel for such a call, whatever the GPU, or None; KernelUnavailable without one."""
         module = loader.load(self.name)
-        reason = option_is("mode", *module.modes).check(request)
-        return reason or _reason_against_product(request, _products(module, request.options.mode))
+        reason = option_is("mode", *module.modes).check(signature)
+        return reason or _reason_against_product(signature, _products(module, signature.options.mode))
 
-    def _reason_of_test(self, request: AttentionRequest) -> str | None:
-        """What the self-test found against the only product P V that `request` may have, or None."""
-        return self_test.failed_formats(self.name, request.device_index).get(request.options.pv)
+    def _reason_of_test(self, signature: CallSignature) -> str | None:
+        """What the self-test found against the only product P V that `signature` may have, or None."""
+        return self_test.failed_formats(self.name, signature.device.index).get(signature.options.pv)
 
-    def settled(self, request: AttentionRequest) -> AttentionRequest:
+    def settled(self, signature: CallSignature) -> CallSignature:
         """See `Backend.settled`: the module's first product that suits, without those that the self-test refused."""
         module = loader.load(self.name)
-        failed = self_test.failed_formats(self.name, request.device_index)
-        products = [product for product in _products(module, request.options.mode) if product[1] not in failed]
-        accumulator, pv = _suiting(request, products)[0]
-        return replace(request, options=replace(request.options, pv_accumulator=accumulator, pv=pv))
+        failed = self_test.failed_formats(self.name, signature.device.index)
+        products = [product for product in _products(module, signature.options.mode) if product[1] not in failed]
+        accumulator, pv = _suiting(signature, products)[0]
+        return signature._replace(options=replace(signature.options, pv_accumulator=accumulator, pv=pv))
 
-    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+    def bind(self, signature: CallSignature) -> BoundCall:
         """See `Backend.bind`."""
-        request = self.settled(request)
-        call = KernelCall(loader.load(self.name), signature, request)
-        if self_test.is_postponed(self.name, request.device_index):
-            return _Untested(self, call, request)
+        call = KernelCall(loader.load(self.name), signature)
+        if self_test.is_postponed(self.name, signature.device.index):
+            return _Untested(self, call, signature)
         return call
 
-    def require_tested(self, request: AttentionRequest) -> None:
-        """Make the self-test for `request` where it can be made now; RuntimeError when it fails or has failed."""
-        reason = self_test.reason_against(self.name, request.device_index, self.variants)
-        reason = reason or self._reason_of_test(request)
+    def require_tested(self, signature: CallSignature) -> None:
+        """Make the self-test for `signature` where it can be made now; RuntimeError when it fails or has failed."""
+        reason = self_test.reason_against(self.name, signature.device.index, self.variants)
+        reason = reason or self._reason_of_test(signature)
         if reason is not None:
             raise RuntimeError(reason)
 
@@ -138,44 +136,45 @@ def _products(module: ModuleType, mode: str) -> tuple[Product, ...]:
     )
 
 
-def _suiting(request: AttentionRequest, products: Sequence[Product]) -> Sequence[Product]:
-    """Those of `products` that are what `request` asks for, the best first."""
-    options = request.options
+def _suiting(signature: CallSignature, products: Sequence[Product]) -> Sequence[Product]:
+    """Those of `products` that are what `signature` asks for, the best first."""
+    options = signature.options
     found = [product for product in products if options.pv in (AUTO, product[1])]
-    if request.accumulator_is_open and found:  # the best format decides, the accumulator only where it has both
+    if signature.accumulator_is_open and found:  # the best format decides, the accumulator only where it has both
         found = [product for product in found if product[1] == found[0][1]]
         if len(found) == 1:
             return found
+        options = resolved(options, signature.device, signature.dtype, signature.head_dim)
     return [product for product in found if product[0] == options.pv_accumulator]
 
 
-def _reason_against_product(request: AttentionRequest, products: Sequence[Product]) -> str | None:
-    """Why none of `products` is what `request` asks for, or None."""
-    if _suiting(request, products):
+def _reason_against_product(signature: CallSignature, products: Sequence[Product]) -> str | None:
+    """Why none of `products` is what `signature` asks for, or None."""
+    if _suiting(signature, products):
         return None
     formats = dict.fromkeys(pv for _, pv in products)
-    if request.options.pv not in (AUTO, *formats):
-        return option_is("pv", AUTO, *formats).check(request)
-    named = (accumulator for accumulator, pv in products if request.options.pv in (AUTO, pv))
-    return option_is("pv_accumulator", *dict.fromkeys(named)).check(request)
+    if signature.options.pv not in (AUTO, *formats):
+        return option_is("pv", AUTO, *formats).check(signature)
+    named = (accumulator for accumulator, pv in products if signature.options.pv in (AUTO, pv))
+    return option_is("pv_accumulator", *dict.fromkeys(named)).check(signature)
 
 
 class _Untested(BoundCall):
     """Calls bound when no self-test could run, in the capture of a graph or without memory: it follows when it can."""
 
-    def __init__(self, backend: KernelBackend, call: KernelCall, request: AttentionRequest) -> None:
-        self._backend, self._call, self._request = backend, call, request
+    def __init__(self, backend: KernelBackend, call: KernelCall, signature: CallSignature) -> None:
+        self._backend, self._call, self._signature = backend, call, signature
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
         """See `BoundCall.run`. RuntimeError when the self-test fails."""
-        self._backend.require_tested(self._request)
+        self._backend.require_tested(self._signature)
         return self._call.run(q, k, v, optional)
 
     def prequantize(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS
     ) -> Attend | None:
         """See `BoundCall.prequantize`; RuntimeError as from `run`."""
-        self._backend.require_tested(self._request)
+        self._backend.require_tested(self._signature)
         return self._call.prequantize(q, k, v, optional)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ..block_mask import blocks_of
 from ..options import AttentionOptions
-from ..request import AttentionRequest
+from ..signature import CallSignature
 from .readable import padded_channels
 
 # As in csrc/attention_call.h.
@@ -81,9 +81,12 @@ class Views(NamedTuple):
     block_mask: tuple[int, int] | None = None
 
 
-def module_plan(module: ModuleType, request: AttentionRequest, views: Views) -> ModulePlan:
-    """The plan of a call by `module`. ValueError for a call that it cannot run."""
-    plan: ModulePlan = module.plan(**plan_fields(request, views))
+def module_plan(module: ModuleType, signature: CallSignature, views: Views, batch: int, kv_heads: int) -> ModulePlan:
+    """The plan of a call by `module`, or of a part of it with so many entries and heads of k and v.
+
+    ValueError for a call that it cannot run.
+    """
+    plan: ModulePlan = module.plan(**plan_fields(signature, views, batch, kv_heads))
     return plan
 
 
@@ -93,31 +96,31 @@ def option_fields(options: AttentionOptions) -> dict[str, int]:
     return {argument: choices[value] if choices else value for argument, choices, value in values}
 
 
-def plan_fields(request: AttentionRequest, views: Views) -> Fields:
-    """A call as a module takes it."""
+def plan_fields(signature: CallSignature, views: Views, batch: int, kv_heads: int) -> Fields:
+    """A part of a call as a module takes it."""
     found: Fields = {
-        "batch": request.batch,
-        "q_heads": request.q_heads,
-        "kv_heads": request.kv_heads,
-        "q_length": request.q_length,
-        "kv_length": request.kv_length,
-        "head_dim": padded_channels(request.head_dim),
-        "element": ELEMENT_CODES[request.dtype],
-        "device": -1 if request.device_index is None else request.device_index,
-        "scale": request.scale,
-        **option_fields(request.options),
-        "has_lse": request.options.return_lse,
+        "batch": batch,
+        "q_heads": kv_heads * (signature.q_heads // signature.kv_heads),
+        "kv_heads": kv_heads,
+        "q_length": signature.q_length,
+        "kv_length": signature.kv_length,
+        "head_dim": padded_channels(signature.head_dim),
+        "element": ELEMENT_CODES[signature.dtype],
+        "device": -1 if signature.device.index is None else signature.device.index,
+        "scale": signature.scale,
+        **option_fields(signature.options),
+        "has_lse": signature.options.return_lse,
     }
-    if request.options.rotate == "auto":
+    if signature.options.rotate == "auto":
         found["rotate_by_head"] = True
     if views.block_mask is not None:
-        found["block_mask_key_blocks"] = blocks_of(request.kv_length)
+        found["block_mask_key_blocks"] = blocks_of(signature.kv_length)
         found["block_mask_batch_stride"], found["block_mask_head_stride"] = views.block_mask
     for name in ("q", "k", "v", "out"):
         for axis, stride in zip(_AXES, getattr(views, name), strict=True):
             found[f"{name}_{axis}_stride"] = stride
-    if views.mask is not None and request.mask_dtype is not None:
-        found["mask_element"] = ELEMENT_CODES[request.mask_dtype]
+    if views.mask is not None and signature.mask_dtype is not None:
+        found["mask_element"] = ELEMENT_CODES[signature.mask_dtype]
         for axis, stride in zip(_MASK_AXES, views.mask, strict=True):
             found[f"mask_{axis}_stride"] = stride
     return found

@@ -20,7 +20,6 @@ import torch
 
 from ..autotune import store
 from ..options import MODES
-from ..request import AttentionRequest
 from ..signature import CallSignature
 from ..tensors import NO_TENSORS, OptionalTensors, mask_4d
 from ..text import error_text
@@ -34,9 +33,9 @@ _OURS = Path(__file__).resolve().parents[1]  # holds a module that is called `sa
 _KITCHEN, _SAGE = "comfy-kitchen's INT8 attention", "SageAttention"
 _OUR_VERSION = "+comfy.sage2"  # ends the version of that module
 
-Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, AttentionRequest], torch.Tensor]
+Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, CallSignature], torch.Tensor]
 Prequantize = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, AttentionRequest], Callable[[], torch.Tensor]
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, CallSignature], Callable[[], torch.Tensor]
 ]
 
 
@@ -109,26 +108,26 @@ class Peer(Backend):
         self._failure = f"[SA-115] {self._distribution} {self.version} {why}"
         log.warning("SageAttention2: %s", self._failure)
 
-    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+    def bind(self, signature: CallSignature) -> BoundCall:
         """See `Backend.bind`."""
         assert self._functions is not None  # by `availability`
-        return PeerCall(self, self._functions, request)
+        return PeerCall(self, self._functions, signature)
 
 
 class PeerCall(BoundCall):
     """Calls of another package's attention."""
 
-    def __init__(self, peer: Peer, functions: PeerFunctions, request: AttentionRequest) -> None:
+    def __init__(self, peer: Peer, functions: PeerFunctions, signature: CallSignature) -> None:
         self._peer = peer
         self._functions = functions
-        self._request = request
-        self._layout = request.options.layout
+        self._signature = signature
+        self._layout = signature.options.layout
         self._transposes = self._layout not in functions.layouts
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
         """See `BoundCall.run`."""
         mask = mask_4d(optional.attn_mask)
-        out = self._guarded(self._functions.attend, *self._in_its_layout(q, k, v), mask, self._request)
+        out = self._guarded(self._functions.attend, *self._in_its_layout(q, k, v), mask, self._signature)
         return self._finished(out, mask, optional)
 
     def prequantize(
@@ -138,7 +137,7 @@ class PeerCall(BoundCall):
         if self._functions.prequantize is None:
             return None
         mask = mask_4d(optional.attn_mask)
-        attend = self._guarded(self._functions.prequantize, *self._in_its_layout(q, k, v), mask, self._request)
+        attend = self._guarded(self._functions.prequantize, *self._in_its_layout(q, k, v), mask, self._signature)
         if not self._peer.has_ended_steps:
             # What raises in the second step, without q, k and v, ends the sampling: the first call is made whole.
             out = self._guarded(attend)
@@ -175,15 +174,15 @@ def _kitchen() -> PeerFunctions:
         raise RuntimeError("[SA-103] comfy-kitchen has no INT8 attention for this GPU")
 
     def attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, request: AttentionRequest
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, signature: CallSignature
     ) -> torch.Tensor:
-        out: torch.Tensor = kitchen.int8_attention(q, k, v, scale=request.options.scale, attn_mask=mask)
+        out: torch.Tensor = kitchen.int8_attention(q, k, v, scale=signature.options.scale, attn_mask=mask)
         return out
 
     def prequantize(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, request: AttentionRequest
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, signature: CallSignature
     ) -> Callable[[], torch.Tensor]:
-        found = kitchen.prequantize_int8_attention(q, k, v, scale=request.options.scale, attn_mask=mask)
+        found = kitchen.prequantize_int8_attention(q, k, v, scale=signature.options.scale, attn_mask=mask)
         return partial(kitchen.int8_attention_from_prequantized, found)
 
     has_steps = hasattr(kitchen, "prequantize_int8_attention")
@@ -197,13 +196,13 @@ def _sage_attention() -> PeerFunctions:
     writes_to_k = _sage_is_version_1()  # it subtracts the mean of k where k lies
 
     def attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, request: AttentionRequest
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, signature: CallSignature
     ) -> torch.Tensor:
-        options = request.options
+        options = signature.options
         layout = "HND" if options.layout == "BHND" else "NHD"
         k = k.clone() if writes_to_k else k
         out: torch.Tensor = sage.sageattn(
-            q, k, v, tensor_layout=layout, is_causal=options.is_causal, sm_scale=request.scale
+            q, k, v, tensor_layout=layout, is_causal=options.is_causal, sm_scale=signature.scale
         )
         return out
 
@@ -221,15 +220,15 @@ def _sage_is_version_1() -> bool:
     return (_installed_version("sageattention") or "").startswith("1.")
 
 
-def _whole_blocks(request: AttentionRequest) -> str | None:
+def _whole_blocks(signature: CallSignature) -> str | None:
     """Version 1 counts keys that are not there, with a score of 0, where the last block of 64 is not full."""
-    if request.kv_length % 64 == 0 or not _sage_is_version_1():
+    if signature.kv_length % 64 == 0 or not _sage_is_version_1():
         return None
-    return f"[SA-206] SageAttention 1 takes a number of keys that is a multiple of 64, got {request.kv_length}"
+    return f"[SA-206] SageAttention 1 takes a number of keys that is a multiple of 64, got {signature.kv_length}"
 
 
-def _one_mask_for_all(request: AttentionRequest) -> str | None:
-    if request.mask_shape is None or request.mask_shape[1:3] == (1, 1):
+def _one_mask_for_all(signature: CallSignature) -> str | None:
+    if signature.mask_shape is None or signature.mask_shape[1:3] == (1, 1):
         return None
     return (
         "[SA-206] comfy-kitchen was not timed with masks that differ between heads or queries, so it does not compute "
@@ -237,10 +236,10 @@ def _one_mask_for_all(request: AttentionRequest) -> str | None:
     )
 
 
-def _head_dim_64_or_128(request: AttentionRequest) -> str | None:
-    if request.head_dim in (64, 128):
+def _head_dim_64_or_128(signature: CallSignature) -> str | None:
+    if signature.head_dim in (64, 128):
         return None
-    return f"[SA-206] {_SAGE} takes head_dim 64 or 128, got {request.head_dim}"
+    return f"[SA-206] {_SAGE} takes head_dim 64 or 128, got {signature.head_dim}"
 
 
 PEERS = (

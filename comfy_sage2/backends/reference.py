@@ -6,25 +6,24 @@ from dataclasses import replace
 
 import torch
 
-from ..accumulators import pv_has_accumulator
+from ..accumulators import pv_has_accumulator, resolved
 from ..block_mask import BlockMask
 from ..options import AUTO, EXACT
 from ..reference.attention import reference_attention
 from ..reference.exact import exact_attention
 from ..reference.options import ReferenceOptions
-from ..request import AttentionRequest
 from ..signature import CallSignature
 from ..tensors import OptionalTensors, mask_4d
 from .base import Backend, BoundCall, BoundTensors, Constraint, Result, empty_output, flag_nonfinite
 from .constraints import option_is
 
 
-def _product(request: AttentionRequest) -> str | None:
+def _product(signature: CallSignature) -> str | None:
     """No kernel has other products: with FP16 sums of whole numbers the result would be far off."""
-    options = request.options
+    options = signature.options
     if options.mode == "precise":
-        return option_is("pv", AUTO, "fp16").check(request)
-    if request.accumulator_is_open or pv_has_accumulator(options.pv, options.pv_accumulator):
+        return option_is("pv", AUTO, "fp16").check(signature)
+    if signature.accumulator_is_open or pv_has_accumulator(options.pv, options.pv_accumulator):
         return None
     return f"[SA-206] pv_accumulator must be fp32 with pv {options.pv}, got {options.pv_accumulator}"
 
@@ -36,15 +35,16 @@ class ReferenceBackend(Backend):
     accelerated = False
     constraints: tuple[Constraint, ...] = (Constraint("pv", _product),)
 
-    def settled(self, request: AttentionRequest) -> AttentionRequest:
+    def settled(self, signature: CallSignature) -> CallSignature:
         """See `Backend.settled`: the accumulators of the GPU, where its kernels would have them for the format."""
-        if pv_has_accumulator(request.options.pv, request.options.pv_accumulator):
-            return request
-        return replace(request, options=replace(request.options, pv_accumulator="fp32"))
+        options = resolved(signature.options, signature.device, signature.dtype, signature.head_dim)
+        if not pv_has_accumulator(options.pv, options.pv_accumulator):
+            options = replace(options, pv_accumulator="fp32")
+        return signature._replace(options=options)
 
-    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+    def bind(self, signature: CallSignature) -> BoundCall:
         """See `Backend.bind`."""
-        return ReferenceCall(request)
+        return ReferenceCall(signature)
 
 
 class ReferenceCall(BoundTensors):
@@ -52,7 +52,7 @@ class ReferenceCall(BoundTensors):
 
     def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
         """See `BoundTensors.compute`."""
-        request, options = self._request, self._request.options
+        signature, options = self._signature, self._signature.options
         mask = mask_4d(optional.attn_mask)
         lists = None if optional.block_mask is None else BlockMask(optional.block_mask, optional.invalid_blocks)
         live = None if lists is None else lists.to_dense()
@@ -61,7 +61,7 @@ class ReferenceCall(BoundTensors):
                 q,
                 k,
                 v,
-                scale=request.scale,
+                scale=signature.scale,
                 is_causal=options.is_causal,
                 attn_mask=mask,
                 active_blocks=live,
@@ -74,7 +74,7 @@ class ReferenceCall(BoundTensors):
                 k,
                 v,
                 numerics,
-                scale=request.scale,
+                scale=signature.scale,
                 is_causal=options.is_causal,
                 attn_mask=mask,
                 active_blocks=live,

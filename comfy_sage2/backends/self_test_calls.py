@@ -17,7 +17,6 @@ import torch
 from ..block_mask import BlockMask
 from ..options import AUTO, FLOAT_PV, AttentionOptions
 from ..reference.exact import exact_attention
-from ..request import AttentionRequest
 from ..signature import CallSignature, TensorForm
 from ..tensors import OptionalTensors
 from .kernel_call import Launches, broadcast_strides
@@ -224,14 +223,14 @@ class _Call:
         self._invalid = torch.zeros(1, dtype=torch.int32, device=device) if case.lists else None
         optional = OptionalTensors(inputs.mask, inputs.lists, self._nonfinite, self._invalid)
         q, k, v = (room[:, :, :-1] for room in inputs.rooms)
-        request = AttentionRequest.of(CallSignature.of(q, k, v, options, optional))
+        signature = CallSignature.of(q, k, v, options, optional)
         self._room = _room(inputs.out.shape, case.dtype, options.layout, device)
         # Like the output, it has a gap.
         self._lse = torch.full((inputs.lse.numel() + 1,), math.nan, device=device) if options.return_lse else None
         q_at, k_at, v_at, out_at = (_strides(room, options.layout) for room in (*inputs.rooms, self._room))
         mask = None if inputs.mask is None else broadcast_strides(TensorForm.of(inputs.mask))
         lists = None if inputs.lists is None else broadcast_strides(TensorForm.of(inputs.lists))[:2]
-        launches = Launches(module, request, Views(q_at, k_at, v_at, out_at, mask, lists))
+        launches = Launches(module, signature, Views(q_at, k_at, v_at, out_at, mask, lists))
         workspace = torch.full((launches.workspace_bytes,), 0xFF, dtype=torch.uint8, device=device)
         addresses = [room.data_ptr() for room in inputs.rooms]
         launches.enqueue(addresses, optional, _bhnd(self._room, options.layout), self._lse, workspace)

@@ -7,13 +7,13 @@ import torch
 from .. import __version__, machine
 from ..backends.kernels import KERNELS, KernelBackend
 from ..options import EXACT, MODES, AttentionOptions
-from ..request import AttentionRequest
+from ..signature import CallSignature
 
 
 def ready_line(device: torch.device) -> str:
     """In one line, what the nodes can do on `device`. The kernels are loaded for it, and nothing runs on the GPU."""
-    request = AttentionRequest.minimal(device, AttentionOptions())
-    reasons = {kernel: _reason_against(kernel, request) for kernel in KERNELS}
+    signature = CallSignature.minimal(device, AttentionOptions())
+    reasons = {kernel: _reason_against(kernel, signature) for kernel in KERNELS}
     fitting = next((kernel for kernel, reason in reasons.items() if reason is None), None)
     if fitting is None:
         reason = next(iter(reasons.values()))
@@ -28,11 +28,11 @@ def ready_line(device: torch.device) -> str:
     )
 
 
-def _reason_against(kernel: KernelBackend, request: AttentionRequest) -> str | None:
-    """Why `kernel` is not for the device of `request`, or None; its module is not loaded for it."""
-    found = (constraint.check(request) for constraint in kernel.constraints)
+def _reason_against(kernel: KernelBackend, signature: CallSignature) -> str | None:
+    """Why `kernel` is not for the device of `signature`, or None; its module is not loaded for it."""
+    found = (constraint.check(signature) for constraint in kernel.constraints)
     return next((reason for reason in found if reason is not None), None)
 
 
 def _has_mode(kernel: KernelBackend, mode: str, device: torch.device) -> bool:
-    return kernel.reason_of_module(AttentionRequest.minimal(device, AttentionOptions(mode))) is None
+    return kernel.reason_of_module(CallSignature.minimal(device, AttentionOptions(mode))) is None

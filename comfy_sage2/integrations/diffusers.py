@@ -29,7 +29,7 @@ from ..autotune.auto_mode import auto_mode
 from ..operators import define, run, run_by_the_compiler
 from ..options import AUTO, EXACT, AttentionOptions, ModelChoices, check_choice
 from ..plan import Refusal, plan
-from ..signature import ANY, IGNORED, NO_LESS_EXACT, CallSignature
+from ..signature import ANY, IGNORED, NO_LESS_EXACT, CallSignature, Routing
 from ..tensors import OptionalTensors, with_dense_rows
 from ..timing.measure import ensure_timed
 from .torch_attention import DO_NOT_FIT, CallTensors, autocast, in_four_dimensions, reason_for_torch
@@ -69,7 +69,13 @@ class Patch:
         self.calls: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
         self.auto_modes: dict[int, str] = {}
-        self._backend = backend
+        self._routing = Routing(
+            backend,
+            accelerated_only=backend is None,
+            where_faster=backend is None and when != ALWAYS and options.mode != EXACT,
+            peers=IGNORED if backend is not None else _WHEN[when],
+            own_is_torchs=True,
+        )
         self._name = f"patch {next(_numbers)}"
         self._is_at_work = True
         _patches[self._name] = self
@@ -161,18 +167,7 @@ class Patch:
         try:
             optional = OptionalTensors.of(inputs.mask, None, None)
             options = _of_call(self.options, is_causal, scale)
-            signature = CallSignature.of(
-                q,
-                k,
-                v,
-                options,
-                optional,
-                backend=self._backend,
-                accelerated_only=self._backend is None,
-                where_faster=self._backend is None and self.when != ALWAYS and options.mode != EXACT,
-                peers=IGNORED if self._backend is not None else _WHEN[self.when],
-                own_is_torchs=True,
-            )
+            signature = CallSignature.of(q, k, v, options, optional, self._routing)
         except (TypeError, ValueError) as error:
             self.fallbacks[str(error)] += 1
             return None

@@ -22,7 +22,7 @@ from ..kernels.errors import KernelUnavailable
 from ..options import EXACT, MODES, AttentionOptions
 from ..plan import CallPlan, plan
 from ..reference.exact import exact_attention
-from ..signature import CallSignature
+from ..signature import CallSignature, Routing
 from ..tensors import NO_TENSORS, OptionalTensors
 
 Run = Callable[[], object]
@@ -107,7 +107,7 @@ def _plans(
 ) -> Iterator[tuple[Candidate, CallPlan]]:
     """Each candidate but ComfyUI's attention that can run the call, with its plan for q, k and v, (B, N, H, D)."""
     for candidate, options, name in _backends():
-        planned = plan(CallSignature.of(q, k, v, options, optional, backend=name))
+        planned = plan(CallSignature.of(q, k, v, options, optional, Routing(name)))
         if isinstance(planned, CallPlan):
             yield candidate, planned
 

@@ -17,7 +17,6 @@ from comfy_sage2 import __version__, registry
 from comfy_sage2.attention import attention
 from comfy_sage2.backends.kernel_call import KernelCall
 from comfy_sage2.options import FLOAT_PV, AttentionOptions
-from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 
 from .candidates import BenchmarkCandidate, Call, Candidates, Inputs
@@ -44,7 +43,7 @@ def find(modes: Iterable[str]) -> Candidates:
         for mode in modes:
             name = f"{backend.name} {mode}"
             options = AttentionOptions(mode, pv_accumulator="auto")
-            reason = backend.reason_against(AttentionRequest.minimal(device, options))
+            reason = backend.reason_against(CallSignature.minimal(device, options))
             if reason is not None:
                 candidates.missing[name] = reason
                 continue
@@ -115,7 +114,7 @@ def of_build(name: str, module: ModuleType) -> list[BenchmarkCandidate]:
     def prepare(options: AttentionOptions, inputs: Inputs) -> Call:
         inputs.without_mask()
         signature = CallSignature.of(inputs.q, inputs.k, inputs.v, replace(options, is_causal=inputs.is_causal))
-        call = KernelCall(module, signature, AttentionRequest.of(signature))
+        call = KernelCall(module, signature)
         return Call(lambda: call.run(inputs.q, inputs.k, inputs.v)[0])
 
     candidates = []

@@ -18,7 +18,7 @@ from comfy_sage2 import __version__, machine, registry
 from comfy_sage2.command_line import Parser
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
 from tools.comfyui.folders import comfyui_folder, comfyui_version, reason_too_old_for_demo
 from tools.comfyui.server import NotStarted
 
@@ -62,7 +62,7 @@ def modes_without_kernel(device: torch.device) -> list[str]:
     """The modes that only the reference computes on `device`."""
 
     def has_kernel(mode: str) -> bool:
-        reasons = registry.explain(AttentionRequest.minimal(device, AttentionOptions(mode)))
+        reasons = registry.explain(CallSignature.minimal(device, AttentionOptions(mode)))
         return any(reasons[kernel.name] is None for kernel in registry.kernels() if kernel.name in reasons)
 
     return [mode for mode in MODES if not has_kernel(mode)]

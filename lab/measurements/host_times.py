@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -64,7 +63,9 @@ def kernels_on_cpu_tensors() -> AbstractContextManager[object]:
     patches = ExitStack()
     patches.enter_context(patch.object(backend, "constraints", tuple(constraints)))
     patches.enter_context(
-        patch.object(backend, "bind", lambda signature, request: bind(signature, replace(request, device_index=0)))
+        patch.object(
+            backend, "bind", lambda call: bind(call._replace(q=call.q._replace(device=torch.device("cuda", 0))))
+        )
     )
     patches.enter_context(patch.object(kernel_call, "current_stream", lambda device: 0))
     patches.enter_context(patch.object(self_test, "reason_against", lambda *_: None))

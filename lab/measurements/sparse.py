@@ -27,7 +27,6 @@ from comfy_sage2 import Sparse, attention
 from comfy_sage2.backends.block_kernels import add_tail_
 from comfy_sage2.backends.kernel_call import KernelCall
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
@@ -113,7 +112,7 @@ def by_build(module: ModuleType, inputs: Inputs, sparse: Sparse) -> torch.Tensor
     options = replace(OPTIONS, return_lse=sparse.tail)
     optional = OptionalTensors(block_mask=mask.lists)
     signature = CallSignature.of(q, k, v, options, optional)
-    out, lse = KernelCall(module, signature, AttentionRequest.of(signature)).run(q, k, v, optional)
+    out, lse = KernelCall(module, signature).run(q, k, v, optional)
     if lse is not None:
         q, k, v, heads_first = (x.transpose(1, 2) for x in (q, k, v, out))
         add_tail_(module, q, k, v, heads_first, lse, mask.lists, HEAD_DIM**-0.5)

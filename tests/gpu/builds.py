@@ -34,7 +34,6 @@ from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
 from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
-from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 from tools import kernel_table
@@ -133,10 +132,9 @@ def bound(
     """Calls like this one by `backend(name)`, made anew each time: no plan is taken from a cache."""
     chosen = backend(name)
     signature = CallSignature.of(q, k, v, options_of(**choices), optional)
-    request = AttentionRequest.of(signature)
-    reason = chosen.reason_against(request)
+    reason = chosen.reason_against(signature)
     assert reason is None, reason
-    return chosen.bind(signature, request)
+    return chosen.bind(chosen.settled(signature))
 
 
 def run(
@@ -220,7 +218,7 @@ def numerics(name: str, q: torch.Tensor, call: AttentionOptions, *, kv_length: i
 
 def settled(name: str, call: AttentionOptions) -> AttentionOptions:
     """`call` with the format of P and V that these kernels take for it."""
-    return backend(name).settled(AttentionRequest.minimal(torch.device("cuda"), call)).options
+    return backend(name).settled(CallSignature.minimal(torch.device("cuda"), call)).options
 
 
 def _hopper_tile(head_dim: int, kv_length: int, plain: bool) -> int:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from pretended_gpu import on_gpu
 
 from comfy_sage2.backends.module_plan import Views, module_plan
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.request import AttentionRequest
 
 from .builds import (
     EXACT_BOUND,
@@ -156,8 +155,8 @@ def test_workspace_is_bounded(name: str, tokens: int) -> None:
     sizes: dict[str, Any] = {"q_heads": 40, "kv_heads": 40, "q_length": tokens, "kv_length": tokens}
     needed = {}
     for mode in loader.load(name).modes:
-        request = replace(AttentionRequest.minimal(torch.device("cuda", 0), AttentionOptions(mode)), **sizes)
-        needed[mode] = module_plan(loader.load(name), request, views).workspace_bytes
+        signature = on_gpu((9, 0), AttentionOptions(mode), **sizes)
+        needed[mode] = module_plan(loader.load(name), signature, views, 1, 40).workspace_bytes
     block_means = 40 * (tokens // 128 + 1) * 128 * 4
     assert needed["8b"] <= 0.55 * 6 * tokens * 40 * 128
     assert needed["4b"] <= needed["8b"] + (256 << 20) + block_means

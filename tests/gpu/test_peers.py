@@ -11,7 +11,7 @@ from comfy_sage2.backends.peers import PEERS
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.plan import CallPlan, Refusal, plan
 from comfy_sage2.reference.exact import exact_attention
-from comfy_sage2.signature import CallSignature
+from comfy_sage2.signature import CallSignature, Routing
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 pytestmark = pytest.mark.gpu
@@ -34,7 +34,7 @@ def available(name: str) -> str:
 
 def planned(name: str, tensors: Tensors, optional: OptionalTensors = NO_TENSORS, **options: Any) -> CallPlan:
     q, k, v = tensors
-    found = plan(CallSignature.of(q, k, v, AttentionOptions(**options), optional, backend=name))
+    found = plan(CallSignature.of(q, k, v, AttentionOptions(**options), optional, Routing(name)))
     if isinstance(found, Refusal) and "SageAttention 1 needs keys in whole blocks" in found.text:
         pytest.skip(found.text)
     assert isinstance(found, CallPlan), found

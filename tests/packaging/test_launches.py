@@ -139,12 +139,10 @@ for mode in {modes}:
 def test_the_library_enqueues_the_phases(kernels: Binding, architecture: kernel_table.Architecture) -> None:
     """With the fields that these modules want of a call: the kernels of the two phases are those of the whole."""
     kernels.run(f"""{LOGGED}
-from dataclasses import replace
 sys.path.insert(0, {str(ROOT)!r})
 import torch
 from comfy_sage2.backends import kernel_call
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import OptionalTensors
 kernel_call.current_stream = lambda device: 77
@@ -156,8 +154,8 @@ for mode in {list(architecture.modes)}:
     for mask in (None, torch.zeros(1, 1, 300, 300)):
         optional = OptionalTensors(mask, nonfinite=torch.zeros(1).int())
         signature = CallSignature.of(q, k, v, AttentionOptions(mode, return_lse=True), optional)
-        request = replace(AttentionRequest.of(signature), device_index=0)
-        call = kernel_call.KernelCall(kernels, signature, request)
+        signature = signature._replace(q=signature.q._replace(device=torch.device("cuda", 0)))
+        call = kernel_call.KernelCall(kernels, signature)
         log.unlink(missing_ok=True)
         call.run(q, k, v, optional)
         whole = launched()

@@ -273,12 +273,10 @@ def test_threads_that_share_a_plan_launch_as_alone(made: Path, run: Run) -> None
 
 LIBRARY = """
 sys.path.insert(0, {root!r})
-from dataclasses import replace
 import torch
 from comfy_sage2.backends import kernel_call
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import OptionalTensors
 
@@ -302,7 +300,8 @@ for mode in {modes}:
                 q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in (q, k, v))
             options = AttentionOptions(mode, layout=layout, **{{"rotate": "off", **choices}})
             signature = CallSignature.of(q, k, v, options, optional)
-            call = kernel_call.KernelCall(module, signature, replace(AttentionRequest.of(signature), device_index=0))
+            signature = signature._replace(q=signature.q._replace(device=torch.device("cuda", 0)))
+            call = kernel_call.KernelCall(module, signature)
             for out, lse in (call.run(q, k, v, optional), call.prequantize(q, k, v, optional)()):
                 assert out.shape == q.shape and (lse is None) == (not choices.get("return_lse"))
 """

@@ -19,7 +19,6 @@ from comfy_sage2.backends.peers import Peer, PeerFunctions
 from comfy_sage2.console import in_width
 from comfy_sage2.integrations.sageattention import offer
 from comfy_sage2.kernels import loader
-from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 
 
@@ -36,7 +35,7 @@ class Accelerated(Backend):
     def availability(self) -> str | None:
         return None if self._works else "its wheel is missing"
 
-    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+    def bind(self, signature: CallSignature) -> BoundCall:
         raise AssertionError("the doctor must not run attention")
 
 

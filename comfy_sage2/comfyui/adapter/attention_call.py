@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...options import AttentionOptions
-from ...signature import IGNORED, CallSignature
+from ...signature import CallSignature, Routing, TensorForm, WorkKey
 from ...tensors import NO_TENSORS, NO_VALUES, OptionalTensors, overrides_torch, with_dense_rows
 from ...text import one_line
 
@@ -135,31 +135,20 @@ class AttentionCall:
         for container in self.containers:
             container.tensor = None
 
-    def signature(
-        self,
-        options: AttentionOptions,
-        *,
-        backend: str | None = None,
-        where_faster: bool = False,
-        peers: str = IGNORED,
-        own_is_torchs: bool = False,
-    ) -> CallSignature:
+    def signature(self, options: AttentionOptions, routing: Routing) -> CallSignature:
         """The signature of the call with `options`, which have its layout and scale.
 
-        backend: the only one that may serve it; None: the accelerated ones. The others: see `CallSignature`.
         Raises ValueError when the sizes do not fit `heads`.
         """
         mask = self.mask_4d()
-        return CallSignature.of(
-            *self.tensors(),
-            options,
-            NO_TENSORS if mask is None else OptionalTensors(mask),
-            backend=backend,
-            accelerated_only=backend is None,
-            where_faster=where_faster,
-            peers=peers,
-            own_is_torchs=own_is_torchs,
-        )
+        optional = NO_TENSORS if mask is None else OptionalTensors(mask)
+        return CallSignature.of(*self.tensors(), options, optional, routing)
+
+    def work_key(self) -> WorkKey:
+        """As a plan of the call has it. Raises ValueError when the sizes do not fit `heads`."""
+        mask = self.mask_4d()
+        q, k, v = map(TensorForm.of, self.tensors())
+        return WorkKey(self.scale, self.layout, q, k, v, None if mask is None else TensorForm.of(mask))
 
     @property
     def lengths(self) -> tuple[int, int]:

@@ -9,13 +9,12 @@ from functools import lru_cache
 
 import torch
 
-from ...autotune.auto_mode import auto_mode
+from ...autotune.auto_mode import auto_mode, with_mode
 from ...autotune.store import choices_of
 from ...call_site import CallSite
 from ...options import EXACT, MODES, AttentionOptions
 from ...plan import Refusal, choose, plan
-from ...request import AttentionRequest
-from ...signature import ANY, IGNORED, NAMED, NO_LESS_EXACT
+from ...signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature, Routing
 from ...text import error_text
 from ..adapter.attention_call import AttentionCall
 from ..settings import ALWAYS, AUTO, AUTO_OR_REFERENCE, FASTEST, REFERENCE, SPARSE_OFF, Settings
@@ -26,6 +25,7 @@ from .sparsity import BlockSparsity
 log = logging.getLogger("comfy_sage2")
 
 OFF = Decision(reason="[SA-301] mode is off")
+_FASTER_EXACT = Routing(accelerated_only=True, where_faster=True)
 
 
 class Dispatcher:
@@ -39,8 +39,7 @@ class Dispatcher:
         guard: checks the outputs of backends; None where none is to be checked.
         sparsity: skips key blocks; None where all are computed.
         device: where the model is sampled, or None.
-        is_first: no other attention was on the model before, which would serve the calls that this node leaves.
-        own_is_torchs: what serves them is torch's attention, whose times are known.
+        routing: of the calls in the node's mode.
     """
 
     def __init__(
@@ -52,6 +51,11 @@ class Dispatcher:
         is_first: bool = True,
         own_is_torchs: bool = False,
     ) -> None:
+        """
+        Args:
+            is_first: no other attention was on the model before, which would serve the calls that this node leaves.
+            own_is_torchs: what serves them is torch's attention, whose times are known.
+        """
         self.settings = settings
         self.expected = expected
         self.title = settings.describe()
@@ -60,8 +64,17 @@ class Dispatcher:
         off = settings.sparse == SPARSE_OFF
         self.sparsity = None if off else BlockSparsity(settings.sparse, settings.dense_percent)
         self.device = device
-        self.is_first = is_first
-        self.own_is_torchs = own_is_torchs
+        backend = None if settings.backend == AUTO else settings.backend
+        prefers_exact = settings.when != ALWAYS and backend is None
+        self.routing = Routing(
+            backend,
+            accelerated_only=backend is None,
+            where_faster=prefers_exact and settings.mode != EXACT,
+            peers=_peers(settings),
+            own_is_torchs=own_is_torchs,
+        )
+        self._routing_of_declared = self.routing._replace(own_is_torchs=False)
+        self._takes_exact = prefers_exact and is_first  # for calls in full precision, where that is faster
         self._options = {mode: settings.options(mode) for mode in (*MODES, AUTO, EXACT)}
         self._auto_calls: dict[int, torch.dtype] = {}  # the head_dims of calls in mode auto, for the report
         self._failures: set[str] = set()  # that went to the log
@@ -89,7 +102,7 @@ class Dispatcher:
             mode = PRECISE
         decision = self._decision(call, self._options[mode])
         if mode == AUTO and decision.plan is not None:
-            self._auto_calls.setdefault(decision.plan.request.head_dim, decision.plan.request.dtype)
+            self._auto_calls.setdefault(decision.plan.signature.head_dim, decision.plan.signature.dtype)
         return decision
 
     def more_exact(self, call: AttentionCall, decision: Decision) -> Decision | None:
@@ -105,24 +118,11 @@ class Dispatcher:
 
     def _in_full_precision(self, call: AttentionCall, reason: str) -> Decision:
         """Who serves a call that is not to be quantized: an exact attention where that is faster than ComfyUI's."""
-        if self._prefers_exact and self.is_first and call.declared is None and call.reason_against_quantizing is None:
-            found = self._planned(call, self._options[EXACT], where_faster=True)
-            if found.plan is not None:
-                return replace(found, reason=reason)
+        if self._takes_exact and call.declared is None and call.reason_against_quantizing is None:
+            exact = self._planned(call, self._options[EXACT], _FASTER_EXACT)
+            if exact.plan is not None:
+                return replace(exact, reason=reason)
         return Decision(reason=reason)
-
-    @property
-    def _prefers_exact(self) -> bool:
-        return self.settings.when != ALWAYS and self.settings.backend == AUTO
-
-    @property
-    def _peers(self) -> str:
-        """What becomes of faster attentions of other packages: of `signature.PEER_RULES`."""
-        if self.settings.backend != AUTO:
-            return IGNORED
-        if self.settings.when == ALWAYS or self.sparsity is not None:  # they leave no key blocks out
-            return NAMED
-        return ANY if self.settings.when == FASTEST else NO_LESS_EXACT
 
     def _reason_against(self, call: AttentionCall, site: CallSite) -> str | None:
         """Why the call must stay with ComfyUI whatever the options, or None."""
@@ -148,19 +148,11 @@ class Dispatcher:
 
         It may be another attention that was measured to be faster, where the node's settings allow it.
         """
-        return self._planned(call, options, where_faster=self._prefers_exact and options.mode != EXACT)
+        return self._planned(call, options, self.routing if call.declared is None else self._routing_of_declared)
 
-    def _planned(self, call: AttentionCall, options: AttentionOptions, *, where_faster: bool) -> Decision:
+    def _planned(self, call: AttentionCall, options: AttentionOptions, routing: Routing) -> Decision:
         try:
-            completed = _of_call(options, call.scale, call.layout)
-            backend = None if self.settings.backend == AUTO else self.settings.backend
-            signature = call.signature(
-                completed,
-                backend=backend,
-                where_faster=where_faster,
-                peers=self._peers,
-                own_is_torchs=self.own_is_torchs and call.declared is None,
-            )
+            signature = call.signature(_of_call(options, call.scale, call.layout), routing)
             return decision_of(plan(signature))
         except (TypeError, ValueError) as error:
             return Decision(reason=str(error))
@@ -191,6 +183,15 @@ class Dispatcher:
         return lines if choices is None else [*lines, *(f"measured on this GPU: {line}" for line in choices.lines())]
 
 
+def _peers(settings: Settings) -> str:
+    """How to treat faster attentions of other packages: of `signature.PEER_RULES`."""
+    if settings.backend != AUTO:
+        return IGNORED
+    if settings.when == ALWAYS or settings.sparse != SPARSE_OFF:  # they skip no key blocks
+        return NAMED
+    return ANY if settings.when == FASTEST else NO_LESS_EXACT
+
+
 def with_backend(device: torch.device, settings: Settings) -> Settings:
     """`settings` with "auto or reference" decided: "reference", and a note, where "auto" serves nothing on `device`."""
     if settings.backend != AUTO_OR_REFERENCE:
@@ -207,12 +208,12 @@ def probe(device: torch.device, settings: Settings) -> Decision:
     """How ordinary calls will be served on `device`, or why none can be."""
     if settings.mode == "off":
         return OFF
-    request = AttentionRequest.minimal(device, settings.options(settings.mode))
-    backend = None if settings.backend == AUTO else settings.backend
-    found = choose(request, backend, accelerated_only=True)
-    if isinstance(found, Refusal):
-        return Decision(reason=found.reason)
-    return Decision(found.name, found.settled(request).options)
+    routing = Routing(None if settings.backend == AUTO else settings.backend, accelerated_only=True)
+    signature = with_mode(CallSignature.minimal(device, settings.options(settings.mode), routing))
+    backend = choose(signature)
+    if isinstance(backend, Refusal):
+        return Decision(reason=backend.reason)
+    return Decision(backend.name, backend.settled(signature).options)
 
 
 @lru_cache(maxsize=256)

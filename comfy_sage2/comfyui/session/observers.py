@@ -31,7 +31,7 @@ class Computed:
         out: the output, in `call.layout` where a backend computed it, else in the form that the caller expects.
         decision: who computed it.
         broken: backend and mode of those before it whose output was not finite, in words.
-        signature: equal for calls that are equal work, and have the same attention without this node; None where
+        work: equal for calls that are equal work, and have the same attention without this node; None where
             nobody times calls, or a backend tried in vain before.
         timer: from before the call to when it was enqueued.
     """
@@ -43,7 +43,7 @@ class Computed:
     out: torch.Tensor
     decision: Decision
     broken: Sequence[str]
-    signature: Hashable | None
+    work: Hashable | None
     timer: Timer
 
 
@@ -106,8 +106,8 @@ class Quality:
     def __call__(self, done: Computed) -> None:
         if done.decision.plan is not None:
             self._compare(done)
-        if done.signature is not None and self._times_comfyui and self._record.lacks_comparison(done.signature):
-            self._time_comfyui(done, done.signature)
+        if done.work is not None and self._times_comfyui and self._record.lacks_comparison(done.work):
+            self._time_comfyui(done, done.work)
 
     def _compare(self, done: Computed) -> None:
         call = done.call
@@ -122,8 +122,8 @@ class Quality:
                 "report leaves these calls out"
             )
 
-    def _time_comfyui(self, done: Computed, signature: Hashable) -> None:
-        """Once for each signature that only backends serve: how long ComfyUI's attention takes for it."""
+    def _time_comfyui(self, done: Computed, work: Hashable) -> None:
+        """Once for each work that only backends serve: how long ComfyUI's attention takes for it."""
         timer = start_timer(done.out.device)
         try:
             with memory.unrecorded():
@@ -135,7 +135,7 @@ class Quality:
             )
             return
         timer.stop()
-        self._record.add_comparison(signature, timer)
+        self._record.add_comparison(work, timer)
 
 
 class CallRecorder:
@@ -147,9 +147,9 @@ class CallRecorder:
         self._previous_owner = previous_owner
 
     def __call__(self, done: Computed) -> None:
-        decision, signature, owner = done.decision, done.signature, self._previous_owner()
+        decision, work, owner = done.decision, done.work, self._previous_owner()
         if decision.plan is None and owner is not None:
-            signature = None  # the time says nothing about the attention that the model has without nodes
+            work = None  # the time says nothing about the attention that the model has without nodes
         if decision.plan is None and (owner or done.call.declared) is not None:
             decision = replace(decision, by=owner or done.call.declared)
-        self._record.add(done.site.layer, done.site.step, decision, done.timer, signature=signature)
+        self._record.add(done.site.layer, done.site.step, decision, done.timer, work=work)

@@ -172,13 +172,13 @@ class Summary:
 
 
 class _Entry(NamedTuple):
-    """One attention call; `signature` as in `Record.add`."""
+    """One attention call; `work` as in `Record.add`."""
 
     layer: int
     step: int
     decision: Decision
     timer: Timer
-    signature: Hashable | None
+    work: Hashable | None
 
 
 class LayerNumbers(dict[str, int]):
@@ -210,7 +210,7 @@ class Record:
     _runs: bool = False  # a sampling does
     _sampling: Sampling = Sampling.NONE
     _entries: list[_Entry] = field(default_factory=list)
-    # Calls by their signature, and whether ComfyUI's attention served them.
+    # Calls by their work, and whether ComfyUI's attention served them.
     _timed: Counter[tuple[Hashable, bool]] = field(default_factory=Counter)
     _comparisons: list[tuple[Hashable, Timer]] = field(default_factory=list)
     _agreement: dict[LayerStep, list[torch.Tensor]] = field(default_factory=dict)
@@ -258,19 +258,17 @@ class Record:
             if self._whole is not None:
                 self._whole.stop()
 
-    def add(
-        self, layer: int, step: int, decision: Decision, timer: Timer, *, signature: Hashable | None = None
-    ) -> None:
+    def add(self, layer: int, step: int, decision: Decision, timer: Timer, *, work: Hashable | None = None) -> None:
         """Add one attention call whose `timer` is stopped.
 
-        signature: equal for calls that are equal work; None for a call whose time cannot be compared.
+        work: equal for calls that are equal work; None for a call whose time cannot be compared.
         """
         if not self._runs:
             return
-        self._entries.append(_Entry(layer, step, decision, timer, signature))
-        if signature is not None:
+        self._entries.append(_Entry(layer, step, decision, timer, work))
+        if work is not None:
             with self._lock:
-                self._timed[signature, decision.backend is None] += 1
+                self._timed[work, decision.backend is None] += 1
 
     def add_agreement(self, layer: int, step: int, agreement: torch.Tensor) -> None:
         """Add the agreement with full precision, as `metrics.compare` gives it, of a call's output."""
@@ -278,16 +276,16 @@ class Record:
             if self._runs:
                 self._agreement.setdefault((layer, step), []).append(agreement)
 
-    def lacks_comparison(self, signature: Hashable) -> bool:
+    def lacks_comparison(self, work: Hashable) -> bool:
         """Whether backends have served two such calls and ComfyUI's attention none: the moment to time it."""
         with self._lock:
-            return self._timed[signature, False] == 2 and not self._timed[signature, True]
+            return self._timed[work, False] == 2 and not self._timed[work, True]
 
-    def add_comparison(self, signature: Hashable, timer: Timer) -> None:
-        """`timer` measured ComfyUI's attention on a call of this signature that a backend served."""
+    def add_comparison(self, work: Hashable, timer: Timer) -> None:
+        """`timer` measured ComfyUI's attention on a call of this work that a backend served."""
         with self._lock:
             if self._runs:
-                self._comparisons.append((signature, timer))
+                self._comparisons.append((work, timer))
 
     def summary(self) -> Summary:
         """The record as plain data; waits for the device."""
@@ -300,15 +298,15 @@ class Record:
         cells = {(entry.layer, entry.step): entry.decision for entry in entries}
         seconds: defaultdict[Decision, float] = defaultdict(float)
         served: list[tuple[Hashable, float]] = []
-        comfyui = [(signature, timer.seconds()) for signature, timer in comparisons]
+        comfyui = [(work, timer.seconds()) for work, timer in comparisons]
         by_skip: defaultdict[tuple[int, bool], list[tuple[Hashable, float]]] = defaultdict(list)
-        for layer, _, decision, timer, signature in entries:
+        for layer, _, decision, timer, work in entries:
             elapsed = timer.seconds()
             seconds[decision] += elapsed
-            if signature is not None:
-                (comfyui if decision.backend is None else served).append((signature, elapsed))
+            if work is not None:
+                (comfyui if decision.backend is None else served).append((work, elapsed))
                 if decision.backend is not None:
-                    by_skip[layer, decision.skips].append((signature, elapsed))
+                    by_skip[layer, decision.skips].append((work, elapsed))
         shares = [Share(decision, count, seconds[decision]) for decision, count in calls.items()]
         shares.sort(key=lambda share: (share.decision.backend is None, -share.calls))
         return Summary(

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 import torch
 
 from ...call_site import CallSite
-from ...options import AttentionOptions
-from ...signature import CallSignature
 from ..adapter import memory, packs
 from ..adapter.attention_call import AttentionCall, Fallback, Override, block_of, is_self_attention
 from ..adapter.declared_attention import NONE_DECLARED, DeclaredLayers
@@ -156,16 +154,14 @@ class Session:
         """
         site = self._call_site(call, model_pass, options or {})
         chosen = self.dispatcher.choose(call, site)
-        work, timer = self._work_of(call), self._start_timer(call.q.device)
+        work, timer = self._work_of(call, chosen), self._start_timer(call.q.device)
         out, decision, broken = self._runner.run(
             call, chosen, site, model_pass, fallback, keeps_inputs=self.measures_quality
         )
         timer.stop()
-        # Layers whose file asks for another attention are compared with another one.
-        signature: Hashable | None = work if work is None or call.declared is None else (work, call.declared)
         if broken or (decision.plan is None and chosen.plan is not None):
-            signature = None  # computed twice, or a backend tried
-        done = Computed(call, site, model_pass, fallback, out, decision, broken, signature, timer)
+            work = None  # computed twice, or a backend tried
+        done = Computed(call, site, model_pass, fallback, out, decision, broken, work, timer)
         for observe in self._observers:
             observe(done)
         if len(model_pass.calls) == self._expected_calls and model_passes.can_read_back(out.device):
@@ -189,14 +185,16 @@ class Session:
         """Start measuring a call on `device`, if somebody will read how long it took."""
         return start_timer(device) if self.record.times_calls else NO_TIMER
 
-    def _work_of(self, call: AttentionCall) -> CallSignature | None:
-        """What calls of equal work have in common; None where nobody compares times, or the call fits no backend."""
+    def _work_of(self, call: AttentionCall, chosen: Decision) -> Hashable | None:
+        """Groups calls whose times are comparable. None if no report is connected, or the call fits no backend."""
         if not self.record.times_calls:
             return None
         try:
-            return call.signature(AttentionOptions(scale=call.scale, layout=call.layout))
+            work = call.work_key() if chosen.plan is None else chosen.plan.work_key
         except (TypeError, ValueError):
             return None
+        # Layers whose file asks for another attention are compared with that one.
+        return work if call.declared is None else (work, call.declared)
 
     def watcher(self, taken_by: Override, make: Callable[[], Override]) -> Override:
         """What `make` gives for `taken_by`; the same for the same, as compiled code may have it among its guards."""

@@ -154,7 +154,7 @@ class BlockSparsity:
                 q,
                 k,
                 v,
-                scale=dense.request.scale,
+                scale=dense.signature.scale,
                 always=model_pass.token_kinds.others(k.shape[2]),
                 least_skipped=least_skipped,
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 from ...machine import devices
 from ...options import AttentionOptions
 from ...plan import Refusal, choose
-from ...request import AttentionRequest
+from ...signature import CallSignature, Routing
 from ...text import quoted
 
 log = logging.getLogger("comfy_sage2")
@@ -52,7 +52,7 @@ def serving() -> tuple[str | None, str | None]:
         return None, str(error)
     reason = None
     for device in devices():
-        found = choose(AttentionRequest.minimal(device, AttentionOptions()), None, accelerated_only=True)
+        found = choose(CallSignature.minimal(device, AttentionOptions(), Routing(accelerated_only=True)))
         if not isinstance(found, Refusal):
             return found.name, None
         reason = reason or found.reason

@@ -18,7 +18,7 @@ import torch
 from ...operators import OPTIONS_SCHEMA, define, has_observer, refuse_tangents, run_by_the_compiler, without_values
 from ...options import AttentionOptions
 from ...plan import Refusal, plan
-from ...signature import CallSignature, require_tensors
+from ...signature import CallSignature, Routing, require_tensors
 from ...tensors import NO_TENSORS, OptionalTensors, overrides_torch, require_mask, with_dense_rows
 from ...text import one_line
 from ..torch_attention import DO_NOT_FIT, CallTensors, autocast, in_four_dimensions, is_special, reason_for_torch
@@ -171,15 +171,14 @@ def served(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The output of a call whose tensors are 4-D and fit each other, and its LSE or None; counted.
 
-    where_faster: as of `CallSignature`.
+    where_faster: as of `Routing`.
     """
     q, k, v = (with_dense_rows(tensor) for tensor in inputs[:3])
     mask = inputs.mask
     optional = NO_TENSORS if mask is None else OptionalTensors(mask)
     backend = wanted_backend()
-    signature = CallSignature.of(
-        q, k, v, options, optional, backend=backend, accelerated_only=backend is None, where_faster=where_faster
-    )
+    routing = Routing(backend, accelerated_only=backend is None, where_faster=where_faster)
+    signature = CallSignature.of(q, k, v, options, optional, routing)
     try:
         found = plan(signature)
         if not isinstance(found, Refusal):
@@ -195,7 +194,7 @@ def served(
     if not options.return_lse:
         return torchs_attention(inputs, options, options.scale), None
     exact = options.without_quantization()
-    fused = plan(CallSignature.of(q, k, v, exact, optional, accelerated_only=True))
+    fused = plan(CallSignature.of(q, k, v, exact, optional, Routing(accelerated_only=True)))
     if isinstance(fused, Refusal):
         return plain_attention(inputs, options, options.scale)
     return fused.run(q, k, v, optional)

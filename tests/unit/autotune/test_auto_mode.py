@@ -12,14 +12,12 @@ import pytest
 import torch
 
 import comfy_sage2
-from comfy_sage2 import request as request_module
 from comfy_sage2.autotune import store
-from comfy_sage2.autotune.auto_mode import auto_mode
+from comfy_sage2.autotune.auto_mode import auto_mode, with_mode
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import Candidate, Times, Work
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.request import AttentionRequest
-from comfy_sage2.signature import CallSignature, TensorForm
+from comfy_sage2.signature import ANYONE, CallSignature, TensorForm
 from comfy_sage2.timing.candidates import all_candidates
 from comfy_sage2.timing.measure import works_for
 
@@ -131,15 +129,13 @@ def test_an_h100_takes_precise(rotate: str) -> None:
     assert chosen.reason == "precise, 7% slower than 8b here and 3.5 times as exact on Gaussian inputs"
 
 
-def test_a_planned_call_has_the_decided_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planned_call_has_the_decided_mode() -> None:
     """Whatever its size: that of the calls that are timed decides for all of a head_dim."""
-    monkeypatch.setattr(request_module, "_capability", lambda device: (8, 9))
     keep(with_precise(1.1))
     options = replace(AUTO, pv_accumulator="fp32")
     for tokens in (77, 32768):
         form = TensorForm.contiguous(torch.Size((1, 2, tokens, 128)), torch.float16, GPU)
-        request = AttentionRequest.of(CallSignature(options, None, False, False, form, form, form))
-        assert request.options.mode == "precise"
+        assert with_mode(CallSignature(options, ANYONE, form, form, form)).options.mode == "precise"
 
 
 def test_attention_on_the_cpu_takes_8b(fresh_seed: int) -> None:

@@ -10,16 +10,15 @@ import pytest
 import torch
 
 from comfy_sage2 import registry
-from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate
+from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate, Work
 from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors
 from comfy_sage2.options import EXACT, MODES
 from comfy_sage2.reference.exact import exact_attention
-from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import OptionalTensors
 from comfy_sage2.timing import candidates
 
-Compute = Callable[[torch.Tensor, AttentionRequest], torch.Tensor]
+Compute = Callable[[torch.Tensor, CallSignature], torch.Tensor]
 
 
 class StandIn(Backend):
@@ -29,32 +28,32 @@ class StandIn(Backend):
 
     def __init__(self, name: str, modes: tuple[str, ...], change: Compute, longest: int = 1 << 20) -> None:
         self.name, self._modes, self.change, self.longest = name, modes, change, longest
-        self.asked: list[AttentionRequest] = []
+        self.asked: list[CallSignature] = []
 
     def is_for(self, mode: str) -> bool:
         return mode in self._modes
 
-    def reason_against(self, request: AttentionRequest) -> str | None:
-        return None if self.longest >= request.kv_length else "[SA-203] too long"
+    def reason_against(self, signature: CallSignature) -> str | None:
+        return None if self.longest >= signature.kv_length else "[SA-203] too long"
 
-    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
-        self.asked.append(request)
-        return Bound(self, request)
+    def bind(self, signature: CallSignature) -> BoundCall:
+        self.asked.append(signature)
+        return Bound(self, signature)
 
 
 class Bound(BoundTensors):
-    def __init__(self, backend: StandIn, request: AttentionRequest) -> None:
-        super().__init__(request)
+    def __init__(self, backend: StandIn, signature: CallSignature) -> None:
+        super().__init__(signature)
         self._backend = backend
 
     def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Any:
         out, _ = exact_attention(q, k, v, attn_mask=optional.attn_mask, dtype=torch.float32)
-        return self._backend.change(out, self._request).to(q.dtype), None
+        return self._backend.change(out, self._signature).to(q.dtype), None
 
 
-def by_mode(out: torch.Tensor, request: AttentionRequest) -> torch.Tensor:
+def by_mode(out: torch.Tensor, signature: CallSignature) -> torch.Tensor:
     """8b is 10 % off, 4b 20 %, and rotation halves that; bf16 rounds by about 0.2 %."""
-    options = request.options
+    options = signature.options
     error = {"8b": 0.1, "4b": 0.2}.get(options.mode, 0.0)
     return out * (1.0 + error * (0.5 if options.rotate == "on" else 1.0))
 
@@ -70,7 +69,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    found = StandIn("kitchen", MODES, lambda out, request: out * 1.03)
+    found = StandIn("kitchen", MODES, lambda out, signature: out * 1.03)
     found.is_peer = True
     monkeypatch.setattr(registry, "PEERS", (found,))
     monkeypatch.setattr(candidates, "PEERS", (found,))
@@ -95,10 +94,10 @@ def test_what_is_timed_is_what_nodes_call(kernel: StandIn, package: StandIn, hea
     }
     assert runs.keys() <= set(candidates.all_candidates())
     assert runs.keys() == quantized | {Candidate(PLAIN), Candidate("torch-cudnn"), Candidate("kitchen", PEER)}
-    for request in (*kernel.asked, *package.asked):
-        work = request.work
+    for signature in (*kernel.asked, *package.asked):
+        work = Work.of(signature)
         assert work is not None and work.kind == (heads_first, masked)
-        assert request.options.layout == "BNHD"
+        assert signature.options.layout == "BNHD"
     expected, _ = exact_attention(q, k, v, attn_mask=mask)
     for candidate, run in runs.items():
         found: Any = run()
@@ -125,8 +124,8 @@ def test_errors_of_calls_that_a_package_does_not_take_are_left_out(kernel: Stand
 def test_keys_that_are_not_there_show_in_the_errors(kernel: StandIn, package: StandIn) -> None:
     """A package that counts the padding of its last block, with a score of 0, is too inexact with few keys."""
 
-    def with_padding(out: torch.Tensor, request: AttentionRequest) -> torch.Tensor:
-        return out * request.kv_length / (math.ceil(request.kv_length / 64) * 64)
+    def with_padding(out: torch.Tensor, signature: CallSignature) -> torch.Tensor:
+        return out * signature.kv_length / (math.ceil(signature.kv_length / 64) * 64)
 
     package.change = with_padding
     *others, few = candidates.errors(torch.device("cpu"), 32)[Candidate("kitchen", PEER)]
@@ -135,7 +134,7 @@ def test_keys_that_are_not_there_show_in_the_errors(kernel: StandIn, package: St
 
 @pytest.mark.parametrize("trouble", [RuntimeError("[SA-115] it failed"), math.nan, math.inf], ids=repr)
 def test_a_package_without_results_has_no_errors(kernel: StandIn, package: StandIn, trouble: Any) -> None:
-    def change(out: torch.Tensor, request: AttentionRequest) -> torch.Tensor:
+    def change(out: torch.Tensor, signature: CallSignature) -> torch.Tensor:
         if isinstance(trouble, Exception):
             raise trouble
         return torch.mul(out, trouble)
@@ -146,7 +145,7 @@ def test_a_package_without_results_has_no_errors(kernel: StandIn, package: Stand
 
 
 def test_lacking_memory_is_told(kernel: StandIn, package: StandIn) -> None:
-    def change(out: torch.Tensor, request: AttentionRequest) -> torch.Tensor:
+    def change(out: torch.Tensor, signature: CallSignature) -> torch.Tensor:
         raise torch.cuda.OutOfMemoryError("full")
 
     package.change = change

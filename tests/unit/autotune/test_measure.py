@@ -6,11 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pretended_gpu
 import pytest
 import torch
 
@@ -20,7 +21,7 @@ from comfy_sage2.autotune import cache_file, store
 from comfy_sage2.autotune.timings import ORDINARY, PEER, Candidate
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import EXACT, AttentionOptions
-from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
 from comfy_sage2.timing import candidates, measure
 from comfy_sage2.timing.rounds import GpuClock
 
@@ -241,10 +242,9 @@ def test_the_fastest_exact_attention_comes_first(machine: Machine, slow: Any) ->
     assert [backend.name for backend in registry.candidates(masked)] == shipped  # masks were not timed
 
 
-def on_gpu(**changes: Any) -> AttentionRequest:
+def on_gpu(**changes: Any) -> CallSignature:
     """An ordinary call in mode exact, with `changes`."""
-    request = AttentionRequest.minimal(torch.device("cpu"), AttentionOptions(EXACT))
-    return replace(request, device_type="cuda", device_index=0, capability=(8, 9), **changes)
+    return pretended_gpu.on_gpu((8, 9), AttentionOptions(EXACT), **changes)
 
 
 @pytest.mark.parametrize("with_flash", [True, False])

@@ -19,7 +19,6 @@ from comfy_sage2.comfyui.session.record import Decision, Summary
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, Settings
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
@@ -43,42 +42,42 @@ def reference_attention(
     """What `attention` gives by the reference, also while another backend has its place."""
     optional = OptionalTensors.of(attn_mask, block_mask, nonfinite)
     signature = CallSignature.of(q, k, v, options, optional)
-    return ReferenceBackend().bind(signature, AttentionRequest.of(signature)).run(q, k, v, optional)[0]
+    return ReferenceBackend().bind(signature).run(q, k, v, optional)[0]
 
 
 def reference_result(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, signature: CallSignature, optional: OptionalTensors = NO_TENSORS
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The reference on (B, H, N, D) tensors, in place of a backend's `run`."""
-    return ReferenceCall(request).compute(q, k, v, optional)
+    return ReferenceCall(signature).compute(q, k, v, optional)
 
 
 class TensorBackend(Backend):
     """The base of backends of tests: `run` computes calls of (B, H, N, D) tensors, and `prepare` begins them."""
 
-    def run(self, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS) -> Any:
+    def run(self, q: Any, k: Any, v: Any, signature: CallSignature, optional: OptionalTensors = NO_TENSORS) -> Any:
         raise NotImplementedError
 
-    def prepare(self, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS) -> Any:
+    def prepare(self, q: Any, k: Any, v: Any, signature: CallSignature, optional: OptionalTensors = NO_TENSORS) -> Any:
         return None
 
-    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
-        return _TensorCall(self, request)
+    def bind(self, signature: CallSignature) -> BoundCall:
+        return _TensorCall(self, signature)
 
 
 class _TensorCall(BoundTensors):
-    def __init__(self, backend: TensorBackend, request: AttentionRequest) -> None:
-        super().__init__(request)
+    def __init__(self, backend: TensorBackend, signature: CallSignature) -> None:
+        super().__init__(signature)
         self.backend = backend
 
     def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Any:
-        return self.backend.run(q, k, v, self._request, optional)
+        return self.backend.run(q, k, v, self._signature, optional)
 
     def prequantize(self, q: Any, k: Any, v: Any, optional: OptionalTensors = NO_TENSORS) -> Any:
-        transposed = self._request.options.layout == "BNHD"
+        transposed = self._signature.options.layout == "BNHD"
         if transposed:
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        attend = self.backend.prepare(q, k, v, self._request, optional)
+        attend = self.backend.prepare(q, k, v, self._signature, optional)
         if attend is None or not transposed:
             return attend
 
@@ -96,8 +95,8 @@ class StandIn(ReferenceBackend):
         self.attention = attention
         self.constraints: tuple[Constraint, ...] = replaced.constraints
 
-    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
-        return _StandInCall(self.attention, request.options)
+    def bind(self, signature: CallSignature) -> BoundCall:
+        return _StandInCall(self.attention, signature.options)
 
 
 class _StandInCall(BoundCall):

@@ -42,4 +42,4 @@ def test_the_calls_own_scale_is_planned(mode: str) -> None:
         if planned is None:
             assert decision.plan is None and "SA-205" in str(decision.reason)
         else:
-            assert decision.plan is not None and decision.plan.request.scale == planned
+            assert decision.plan is not None and decision.plan.signature.scale == planned

@@ -19,7 +19,7 @@ from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, WHERE_FASTER
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.plan import EXACT_IS_FASTER
-from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 from .calls import SIGMAS, TensorBackend, call, ones, settings
@@ -40,10 +40,10 @@ class Constant(TensorBackend):
     def is_for(self, mode: str) -> bool:
         return mode in self._modes
 
-    def run(self, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS) -> Any:
+    def run(self, q: Any, k: Any, v: Any, signature: CallSignature, optional: OptionalTensors = NO_TENSORS) -> Any:
         if optional.nonfinite is not None:
             optional.nonfinite.fill_(1)
-        return empty_output(q, request.options.layout).fill_(self._value), None
+        return empty_output(q, signature.options.layout).fill_(self._value), None
 
 
 QUANTIZED, CUDNN, FLASH = (

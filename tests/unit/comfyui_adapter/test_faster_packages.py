@@ -27,7 +27,7 @@ from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, FASTEST, WHERE_FASTER
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.plan import TORCHS_IS_FASTER
-from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 from .calls import SIGMAS, call, settings
@@ -47,11 +47,11 @@ class Package(Constant):
     is_peer = True
     broken = 0
 
-    def run(self, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS) -> Any:
+    def run(self, q: Any, k: Any, v: Any, signature: CallSignature, optional: OptionalTensors = NO_TENSORS) -> Any:
         if self.broken:
             self.broken -= 1
             raise RuntimeError("[SA-115] the package failed")
-        return super().run(q, k, v, request, optional)
+        return super().run(q, k, v, signature, optional)
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_what_comfyui_chose_at_its_start(monkeypatch: pytest.MonkeyPatch, name: 
         if previous is not None:
             model.override_options[OVERRIDE] = previous
         (session,) = sessions_of(patch_model(model, settings()))
-        assert session.dispatcher.own_is_torchs == (is_torchs and previous is None)
+        assert session.dispatcher.routing.own_is_torchs == (is_torchs and previous is None)
 
 
 TEXT = "comfy-kitchen was measured to be up to 1.25 times as fast as 8b on this GPU, in 4 of 4 calls; its relative L2"

@@ -123,13 +123,13 @@ def timed(comfyui: tuple[float, ...], sample: float | None = None) -> Session:
     session.begin_sampling([1.0, 0.0])
     session.record.begin_pass(Watch(10.0))
     for layer in range(4):
-        session.record.add(layer, 0, BY_KERNEL, Watch(1.0), signature=("long",))
+        session.record.add(layer, 0, BY_KERNEL, Watch(1.0), work=("long",))
         if sample is not None and session.record.lacks_comparison(("long",)):
             session.record.add_comparison(("long",), Watch(sample))
     for seconds in comfyui:
-        session.record.add(4, 0, Decision(reason="first step"), Watch(seconds), signature=("long",))
-    session.record.add(5, 0, Decision(reason="cross"), Watch(0.5), signature=("short",))
-    session.record.add(6, 0, Decision(reason="guard"), Watch(99.0), signature=None)
+        session.record.add(4, 0, Decision(reason="first step"), Watch(seconds), work=("long",))
+    session.record.add(5, 0, Decision(reason="cross"), Watch(0.5), work=("short",))
+    session.record.add(6, 0, Decision(reason="guard"), Watch(99.0), work=None)
     return session
 
 
@@ -152,12 +152,12 @@ def test_speed_of_calls_that_left_blocks_out() -> None:
     listed = replace(BY_KERNEL, skips=True)
     for layer, dense in ((0, 3.0), (1, 8.0)):
         for seconds in (dense, dense, 50.0):  # the last one loaded a kernel
-            session.record.add(layer, 0, BY_KERNEL, Watch(seconds), signature=("long",))
+            session.record.add(layer, 0, BY_KERNEL, Watch(seconds), work=("long",))
         for seconds in (1.0, 2.0):
-            session.record.add(layer, 1, listed, Watch(seconds), signature=("long",))
-    session.record.add(2, 1, listed, Watch(1.0), signature=("long",))
-    session.record.add(2, 1, BY_KERNEL, Watch(2.0), signature=("short",))
-    session.record.add(3, 1, BY_KERNEL, Watch(2.0), signature=("long",))
+            session.record.add(layer, 1, listed, Watch(seconds), work=("long",))
+    session.record.add(2, 1, listed, Watch(1.0), work=("long",))
+    session.record.add(2, 1, BY_KERNEL, Watch(2.0), work=("short",))
+    session.record.add(3, 1, BY_KERNEL, Watch(2.0), work=("long",))
     assert session.record.summary().skip_speeds == {0: SpeedComparison(2, 6.0, 3.0), 1: SpeedComparison(2, 16.0, 3.0)}
 
 
@@ -178,7 +178,7 @@ def test_forecast_is_amdahls_law() -> None:
     session = session_of()
     session.begin_sampling([1.0, 0.0])
     session.record.begin_pass(Watch(10.0))
-    session.record.add(0, 0, BY_KERNEL, Watch(6.0), signature=("a",))
+    session.record.add(0, 0, BY_KERNEL, Watch(6.0), work=("a",))
     text = report([session])
     assert "10.00 s of sampling, 6.00 s (60%) of it attention" in text and "Time saved" not in text
     assert "as it ran, attention is 60% of a step" in text and "more than 2.5x faster" in text
@@ -194,7 +194,7 @@ def test_time_of_several_gpus_is_set_beside_the_clock() -> None:
     session.begin_sampling([1.0, 0.0])
     for gpu in range(2):
         session.record.begin_pass(Watch(10.0), gpu)
-        session.record.add(0, 0, BY_KERNEL, Watch(8.0), signature=("a", gpu))
+        session.record.add(0, 0, BY_KERNEL, Watch(8.0), work=("a", gpu))
         session.record.add_comparison(("a", gpu), Watch(16.0))
     text = report([session])
     assert "10.00 s of sampling, 8.00 s (80%) of it attention, on average over 2 GPUs." in text
@@ -256,7 +256,7 @@ def test_summary_asks_for_one_median_a_form(monkeypatch: pytest.MonkeyPatch) -> 
     session.begin_sampling([1.0, 0.0])
     for layer in range(500):
         for decision in (BY_KERNEL, Decision(reason="first step")):
-            session.record.add(layer, 0, decision, Watch(1.0), signature=("form", layer % 2))
+            session.record.add(layer, 0, decision, Watch(1.0), work=("form", layer % 2))
     assert session.record.summary().speed is not None
     assert asked == [250, 250]
 

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 SITE = CallSite(0, None, 2, 4, 40, "block 7 self")
 PLAN: Any = SimpleNamespace()
 LEFT = Decision(reason="[SA-303] cross-attention")
-WORK: Any = ("a signature",)
+WORK: Any = ("a work",)
 HEADS, HEAD_DIM = 2, 16
 
 
@@ -67,7 +67,7 @@ def done(decision: Decision, **changes: Any) -> Computed:
         "out": changes.pop("out") if "out" in changes else exact(call),
         "decision": decision,
         "broken": (),
-        "signature": WORK,
+        "work": WORK,
         "timer": NO_TIMER,
     }
     return Computed(**{**given, **changes})
@@ -153,7 +153,7 @@ class TestQuality:
         record, warnings = Record(), Warnings()
         record.begin_sampling(4)
         for _ in range(served):
-            record.add(0, 0, by_kernel(), NO_TIMER, signature=WORK)
+            record.add(0, 0, by_kernel(), NO_TIMER, work=WORK)
         return Quality(record, warnings, times_comfyui=times_comfyui), record, warnings
 
     def test_every_call_of_a_backend_is_compared(self) -> None:
@@ -191,7 +191,7 @@ class TestQuality:
 
     def test_work_that_nobody_times(self) -> None:
         observer, _, _ = self.observer()
-        observer(done(by_kernel(), signature=None))
+        observer(done(by_kernel(), work=None))
 
     @pytest.mark.parametrize("what", ["measure", "fallback"])
     def test_without_memory_the_sampling_goes_on(self, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
@@ -201,7 +201,7 @@ class TestQuality:
         observer, record, warnings = self.observer()
         if what == "measure":
             monkeypatch.setattr(quality, "measure", full)
-            observer(done(by_kernel(), signature=None))
+            observer(done(by_kernel(), work=None))
         else:
             observer(done(by_kernel(), fallback=full))
         assert len(warnings) == 1 and record.summary().speed is None
@@ -211,7 +211,7 @@ class TestRecorder:
     def recorded(self, decision: Decision, owner: str | None, **changes: Any) -> Record:
         record = Record()
         record.begin_sampling(4)
-        record.add(1, 0, by_kernel(), NO_TIMER, signature=WORK)
+        record.add(1, 0, by_kernel(), NO_TIMER, work=WORK)
         CallRecorder(record, lambda: owner)(done(decision, **changes))
         return record
 
@@ -228,4 +228,4 @@ class TestRecorder:
         assert summary.cells[0, 2] == replace(LEFT, by="another pack") and summary.speed is None
 
     def test_a_call_that_was_computed_twice_is_not_compared_with(self) -> None:
-        assert self.recorded(LEFT, None, signature=None).summary().speed is None
+        assert self.recorded(LEFT, None, work=None).summary().speed is None

@@ -18,7 +18,6 @@ from comfy_sage2.comfyui.session.record import Decision, decision_of
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.options import EXACT, AttentionOptions
 from comfy_sage2.plan import EXACT_IS_FASTER, CallPlan, plan
-from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 
 from .calls import node_session, serve_by, settings
@@ -89,7 +88,7 @@ def test_an_exact_attention_in_the_modes_place_is_named(monkeypatch: pytest.Monk
         assert decision.plan is not None
         found = plan(decision.plan.signature._replace(options=AttentionOptions(EXACT, layout=call.layout)))
         assert isinstance(found, CallPlan)
-        return decision_of(CallPlan(found.signature, found.backend, found.request, EXACT_IS_FASTER))
+        return decision_of(CallPlan(found.signature, found.backend, EXACT_IS_FASTER))
 
     monkeypatch.setattr(session.dispatcher, "choose", faster)
     sampled(session, tensors, 2)
@@ -127,10 +126,10 @@ def test_a_backend_that_cannot_bind_lists_is_dense(monkeypatch: pytest.MonkeyPat
     """As kernels do whose code for lists the driver cannot load."""
     bind = ReferenceBackend.bind
 
-    def fails(backend: ReferenceBackend, signature: CallSignature, request: AttentionRequest) -> BoundCall:
-        if request.has_block_mask:
+    def fails(backend: ReferenceBackend, signature: CallSignature) -> BoundCall:
+        if signature.block_mask is not None:
             raise RuntimeError("no image for this device")
-        return bind(backend, signature, request)
+        return bind(backend, signature)
 
     monkeypatch.setattr(registry, "BACKENDS", (ReferenceBackend(),))  # of which nothing is planned yet
     monkeypatch.setattr(ReferenceBackend, "bind", fails)

@@ -10,7 +10,6 @@ from reference_module import RUN_ARGUMENTS, ReferenceModule
 
 from comfy_sage2.backends.kernel_call import KernelCall
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
@@ -59,7 +58,7 @@ def kernel_call(
 ) -> KernelCall:
     """Calls of these tensors' signature by `module`, whatever device they are on."""
     signature = CallSignature.of(q, k, v, AttentionOptions(**choices), optional)
-    return KernelCall(module, signature, AttentionRequest.of(signature))
+    return KernelCall(module, signature)
 
 
 def misaligned(*shape: int) -> torch.Tensor:

@@ -10,8 +10,9 @@ import torch
 import comfy_sage2
 from comfy_sage2 import accumulators
 from comfy_sage2.backends.module_plan import option_fields
+from comfy_sage2.backends.reference import ReferenceBackend
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
 
 HALF = [
     ("NVIDIA GeForce RTX 3060", (8, 6)),
@@ -86,11 +87,12 @@ def test_precise_takes_half_precision_too() -> None:
 
 
 @pytest.mark.usefixtures("geforce")
-def test_a_request_leaves_nothing_open() -> None:
-    request = AttentionRequest.minimal(torch.device("cuda", 0), AttentionOptions(pv_accumulator="auto"))
-    assert request.accumulator_is_open
-    assert request.options == AttentionOptions(pv_accumulator="fp16")
-    assert option_fields(request.options)["pv_accumulator"] == 16
+def test_a_settled_call_leaves_nothing_open() -> None:
+    signature = CallSignature.minimal(torch.device("cuda", 0), AttentionOptions(pv_accumulator="auto"))
+    assert signature.accumulator_is_open
+    settled = ReferenceBackend().settled(signature)
+    assert settled.options == AttentionOptions(pv_accumulator="fp16")
+    assert option_fields(settled.options)["pv_accumulator"] == 16
 
 
 def test_auto_on_the_cpu_is_the_paper(fresh_seed: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,12 +12,12 @@ from random_blocks import FLAG, LISTS, expanded, inputs, random_lists
 
 import comfy_sage2
 from comfy_sage2 import BlockMask, UnsupportedError, registry
+from comfy_sage2.autotune.timings import Work
 from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors
 from comfy_sage2.backends.constraints import DENSE
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.reference import attention as reference
 from comfy_sage2.reference.scores import tile_scores
-from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import OptionalTensors
 
@@ -263,8 +262,8 @@ class Twos(Backend):
     accelerated = True
     constraints = (DENSE,)
 
-    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
-        return TwosCall(request)
+    def bind(self, signature: CallSignature) -> BoundCall:
+        return TwosCall(signature)
 
 
 class TwosCall(BoundTensors):
@@ -291,9 +290,8 @@ def test_a_call_with_lists_goes_past_what_refuses_them(monkeypatch: pytest.Monke
 def test_measured_times_do_not_hold_for_lists(mode: str) -> None:
     q, k, v = (tensor.half() for tensor in inputs())
     signature = CallSignature.of(q, k, v, AttentionOptions(mode), OptionalTensors(block_mask=LISTS.lists))
-    request = AttentionRequest.of(signature)
-    assert request.has_block_mask and request.work is None
-    assert replace(request, has_block_mask=False).work is not None
+    assert signature.block_mask is not None and Work.of(signature) is None
+    assert Work.of(signature._replace(block_mask=None)) is not None
 
 
 def test_there_is_no_silent_gradient() -> None:

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import pretended_gpu
 import pytest
 import torch
 
@@ -15,7 +16,6 @@ from comfy_sage2.backends.base import Result, empty_output
 from comfy_sage2.backends.exact import EXACT_ATTENTIONS, ExactAttention
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.reference.exact import exact_attention
-from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import OptionalTensors
 
@@ -27,26 +27,19 @@ NAMES = ("torch-cudnn", "torch-flash", "torch-efficient")
 
 def on_gpu(
     q_heads: int = 4, kv_heads: int = 4, lengths: tuple[int, int] = (64, 64), head_dim: int = 64, **changes: Any
-) -> AttentionRequest:
+) -> CallSignature:
     """A call on a Hopper GPU that all three serve, with `changes`."""
     options = {name: changes.pop(name) for name in ("is_causal", "return_lse") if name in changes}
-    described = AttentionRequest.minimal(torch.device("cpu"), replace(OPTIONS, **options))
-    return replace(
-        described,
-        q_heads=q_heads,
-        kv_heads=kv_heads,
-        q_length=lengths[0],
-        kv_length=lengths[1],
-        head_dim=head_dim,
-        **{"device_type": "cuda", "device_index": 0, "capability": (9, 0), **changes},
-    )
+    sizes: dict[str, Any] = {"q_heads": q_heads, "kv_heads": kv_heads, "q_length": lengths[0], "kv_length": lengths[1]}
+    capability = changes.pop("capability", (9, 0))
+    return pretended_gpu.on_gpu(capability, replace(OPTIONS, **options), head_dim=head_dim, **sizes, **changes)
 
 
-def refusing(request: AttentionRequest) -> dict[str, str]:
+def refusing(signature: CallSignature) -> dict[str, str]:
     """The constraints' reasons by backend, whatever this torch was built with."""
     found = {}
     for backend in EXACT_ATTENTIONS:
-        reasons = [reason for one in backend.constraints if (reason := one.check(request)) is not None]
+        reasons = [reason for one in backend.constraints if (reason := one.check(signature)) is not None]
         if reasons:
             found[backend.name] = reasons[0]
     return found
@@ -62,7 +55,7 @@ def test_an_ordinary_call_is_refused_by_none() -> None:
 @pytest.mark.parametrize(
     ("changes", "names", "words"),
     [
-        ({"device_type": "cpu", "capability": None}, NAMES, "the kernels need an NVIDIA GPU"),
+        ({"device": torch.device("cpu")}, NAMES, "the kernels need an NVIDIA GPU"),
         ({"capability": (7, 5)}, NAMES, "compute capability 8.0 or higher is needed here, got 7.5"),
         ({"dtype": torch.float32}, NAMES[:2], "attention takes float16 or bfloat16, got torch.float32"),
         ({"head_dim": 160}, NAMES[:1], "takes a head_dim of at most 128, got 160"),
@@ -125,16 +118,16 @@ def stand_in(asked: list[dict[str, Any]], bnhd: bool) -> Any:
     """An operator that is right on the rows that attend to something, and NaN on the others, in its own strides."""
 
     def compute(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, request: AttentionRequest
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, signature: CallSignature
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         asked.append({"q": q, "k": k, "v": v, "bias": bias})
         result, lse = exact_attention(
-            q, k, v, scale=request.scale, is_causal=request.options.is_causal, attn_mask=bias, dtype=torch.float32
+            q, k, v, scale=signature.scale, is_causal=signature.options.is_causal, attn_mask=bias, dtype=torch.float32
         )
         result = result.masked_fill(lse.isneginf()[..., None], math.nan)
         out = empty_output(q, "BNHD" if bnhd else "BHND").copy_(result)
         padded = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=math.nan)
-        return out, padded if request.options.return_lse else None
+        return out, padded if signature.options.return_lse else None
 
     return compute
 
@@ -148,7 +141,7 @@ def run(
     optional: OptionalTensors,
 ) -> Result:
     signature = CallSignature.of(q, k, v, options, optional)
-    return backend.bind(signature, AttentionRequest.of(signature)).run(q, k, v, optional)
+    return backend.bind(signature).run(q, k, v, optional)
 
 
 @pytest.mark.parametrize("bnhd", [False, True])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pretended_gpu
 import pytest
 import torch
 
@@ -18,7 +18,6 @@ from comfy_sage2.backends import peers
 from comfy_sage2.backends.peers import PEERS, Peer, PeerFunctions
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.exact import exact_attention
-from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
@@ -26,15 +25,15 @@ _, SAGE = PEERS
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def attend(q: Any, k: Any, v: Any, mask: Any, request: AttentionRequest) -> torch.Tensor:
+def attend(q: Any, k: Any, v: Any, mask: Any, signature: CallSignature) -> torch.Tensor:
     """Exact attention of (B, H, N, D)."""
     return exact_attention(q, k, v, attn_mask=mask, dtype=torch.float32)[0].to(q.dtype)
 
 
-def attend_in_layout(q: Any, k: Any, v: Any, mask: Any, request: AttentionRequest) -> torch.Tensor:
-    if request.options.layout == "BHND":
-        return attend(q, k, v, mask, request)
-    return attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, request).transpose(1, 2)
+def attend_in_layout(q: Any, k: Any, v: Any, mask: Any, signature: CallSignature) -> torch.Tensor:
+    if signature.options.layout == "BHND":
+        return attend(q, k, v, mask, signature)
+    return attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, signature).transpose(1, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +49,7 @@ def call(peer: Peer, tensors: Tensors, optional: OptionalTensors = NO_TENSORS, *
     """The bound call: of the CPU, which the constraints of a peer would refuse."""
     signature = CallSignature.of(*tensors, AttentionOptions(**options), optional)
     assert peer.availability() is None
-    return peer.bind(signature, AttentionRequest.of(signature))
+    return peer.bind(signature)
 
 
 def inputs(layout: str) -> Tensors:
@@ -250,10 +249,9 @@ def test_this_packs_own_module_is_no_peer(installed: dict[str, str], monkeypatch
     assert reason is not None and reason.endswith("Python finds this pack's module of that name, not the package")
 
 
-def on_gpu(**changes: Any) -> AttentionRequest:
+def on_gpu(**changes: Any) -> CallSignature:
     options = {name: changes.pop(name) for name in ("mode", "is_causal", "return_lse") if name in changes}
-    request = AttentionRequest.minimal(torch.device("cpu"), AttentionOptions(**options))
-    return replace(request, **{"device_type": "cuda", "device_index": 0, "capability": (8, 9), **changes})
+    return pretended_gpu.on_gpu(changes.pop("capability", (8, 9)), AttentionOptions(**options), **changes)
 
 
 MASKED = {"mask_shape": (2, 1, 1, 1024), "mask_dtype": torch.bool}
@@ -265,7 +263,7 @@ MASKED = {"mask_shape": (2, 1, 1, 1024), "mask_dtype": torch.bool}
         ({}, {"comfy-kitchen", "sageattention"}),
         ({"mode": "precise"}, {"comfy-kitchen", "sageattention"}),
         ({"mode": "exact"}, set()),
-        ({"device_type": "cpu", "capability": None}, set()),
+        ({"device": torch.device("cpu")}, set()),
         ({"capability": (7, 5)}, {"comfy-kitchen"}),
         ({"capability": (7, 0)}, set()),
         ({"dtype": torch.float32}, set()),

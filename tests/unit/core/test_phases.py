@@ -18,8 +18,7 @@ from comfy_sage2.backends.base import Backend, BoundCall
 from comfy_sage2.backends.module_plan import ATTENTION, PREQUANTIZATION
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.plan import CallPlan, Refusal, plan
-from comfy_sage2.request import AttentionRequest
-from comfy_sage2.signature import CallSignature
+from comfy_sage2.signature import CallSignature, Routing
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -168,11 +167,11 @@ class Twos(Backend):
     accelerated = True
 
     def __init__(self) -> None:
-        self.asked: list[AttentionRequest] = []
+        self.asked: list[CallSignature] = []
         self.given: list[tuple[Any, Any, Any, OptionalTensors]] = []
 
-    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
-        self.asked.append(request)
+    def bind(self, signature: CallSignature) -> BoundCall:
+        self.asked.append(signature)
         return TwosCall(self)
 
 
@@ -187,15 +186,15 @@ def test_a_plan_hands_on_the_tensors_in_the_callers_layout(monkeypatch: pytest.M
     assert attend is not None
     out, lse = attend()
     assert out.shape == (1, 40, 3, 64) and lse is None
-    (request,) = twos.asked
-    assert (request.q_heads, request.q_length, request.mask_shape) == (3, 40, (1, 1, 40, 40))
+    (signature,) = twos.asked
+    assert (signature.q_heads, signature.q_length, signature.mask_shape) == (3, 40, (1, 1, 40, 40))
     ((*tensors, given),) = twos.given
     assert all(tensor is q for tensor in tensors) and given is optional
 
 
 def test_a_backend_without_phases_begins_nothing() -> None:
     q, k, v = inputs()
-    found = plan(CallSignature.of(q, k, v, AttentionOptions(), backend="reference"))
+    found = plan(CallSignature.of(q, k, v, AttentionOptions(), routing=Routing("reference")))
     assert isinstance(found, CallPlan)
     assert found.prequantize(q, k, v) is None
 
@@ -214,7 +213,7 @@ def test_bad_input_is_refused_with_the_errors_of_attention(change: Any, attn_mas
     q, k, v = change(*inputs())
     with pytest.raises((TypeError, ValueError)) as expected:
         attention(q, k, v, attn_mask=attn_mask, backend=backend)
-    found = plan(CallSignature.of(q, k, v, AttentionOptions(), OptionalTensors(attn_mask), backend=backend))
+    found = plan(CallSignature.of(q, k, v, AttentionOptions(), OptionalTensors(attn_mask), routing=Routing(backend)))
     assert isinstance(found, Refusal)
     assert (found.error, found.text) == (type(expected.value), str(expected.value))
     with pytest.raises(type(expected.value)) as thrown:

@@ -19,8 +19,7 @@ from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.plan import MOST_PLANS, listed_plan, plan
 from comfy_sage2.registry import UnsupportedError
-from comfy_sage2.request import AttentionRequest
-from comfy_sage2.signature import NAMED, CallSignature, TensorForm
+from comfy_sage2.signature import ANYONE, NAMED, CallSignature, TensorForm
 from comfy_sage2.tensors import OptionalTensors
 
 
@@ -101,9 +100,9 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         with_optional(attn_mask=MASK.mT.contiguous().mT),
         {"mask_shape": (1, 1, 16, 24), "mask_dtype": torch.bool},
     ),
-    "block mask": (with_optional(block_mask=LISTS), {"has_block_mask": True}),
-    "block mask's heads": (with_optional(block_mask=LISTS[:, :1]), {"has_block_mask": True}),
-    "block mask's batch": (with_optional(block_mask=LISTS[:1]), {"has_block_mask": True}),
+    "block mask": (with_optional(block_mask=LISTS), {"block_mask": TensorForm.of(LISTS)}),
+    "block mask's heads": (with_optional(block_mask=LISTS[:, :1]), {"block_mask": TensorForm.of(LISTS[:, :1])}),
+    "block mask's batch": (with_optional(block_mask=LISTS[:1]), {"block_mask": TensorForm.of(LISTS[:1])}),
     "the backend's name": ({"backend": "kernel"}, {}),
     "accelerated_only": ({"accelerated_only": True}, {}),
     "where_faster": ({"where_faster": True}, {}),
@@ -112,11 +111,15 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+TOLD = {"options", "batch", "q_heads", "kv_heads", "q_length", "kv_length", "head_dim", "dtype", "block_mask"}
+TOLD |= {"mask_shape", "mask_dtype", "heads_first"}
+
+
 def test_every_part_of_a_call_counts(kernel: Watched) -> None:
     """All in one process: what was decided of one call is not taken for another."""
     base = signature()
     first = planned(plan(base))
-    ((_, plain),) = kernel.bound
+    (plain,) = kernel.bound
     signatures = [base]
     for name, (changes, told) in CHANGES.items():
         changed = signature(**changes)
@@ -124,12 +127,12 @@ def test_every_part_of_a_call_counts(kernel: Watched) -> None:
         signatures.append(changed)
         found = planned(plan(changed))
         assert found is not first and found.backend is kernel, name
-        assert kernel.bound[-1] == (changed, found.request), name
-        differing = {field for field in vars(plain) if getattr(found.request, field) != getattr(plain, field)}
+        assert kernel.bound[-1] == changed == found.signature, name
+        differing = {field for field in TOLD if getattr(found.signature, field) != getattr(plain, field)}
         assert differing == told.keys() - {"scale"} | ({"options"} if "options" in changes else set()), name
         for field, value in told.items():
-            assert getattr(found.request, field) == value, name
-    assert [bound for bound, _ in kernel.bound] == signatures
+            assert getattr(found.signature, field) == value, name
+    assert kernel.bound == signatures
     for changed in signatures:
         plan(changed)
     assert len(kernel.bound) == len(signatures)
@@ -207,7 +210,7 @@ def test_nobody_is_left(able: tuple[Watched, Watched]) -> None:
 def test_a_reason_that_all_share_stands_once(monkeypatch: pytest.MonkeyPatch, second: str | None, reason: str) -> None:
     one, two, three = Watched("one"), Watched("two"), Watched("three", accelerated=False)
     if second is not None:
-        two.constraints = (Constraint("wheel", lambda request: second),)
+        two.constraints = (Constraint("wheel", lambda signature: second),)
     monkeypatch.setattr(registry, "BACKENDS", (one, two, three))
     found = refused(plan(signature(**LONG, accelerated_only=True)))
     assert list(found.reasons) == ["one", "two"] and found.reason == reason
@@ -224,7 +227,7 @@ def test_an_installation_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_backend_that_cannot_bind_is_a_refusal(kernel: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(signature: CallSignature, request: AttentionRequest) -> BoundCall:
+    def refuses(signature: CallSignature) -> BoundCall:
         raise ValueError("mode must be 8, got 4")
 
     monkeypatch.setattr(kernel, "bind", refuses)
@@ -236,7 +239,7 @@ def test_a_failure_of_the_driver_is_no_refusal(kernel: Watched, monkeypatch: pyt
     """It may pass: the next call tries anew."""
     bind = kernel.bind
 
-    def fails(signature: CallSignature, request: AttentionRequest) -> BoundCall:
+    def fails(signature: CallSignature) -> BoundCall:
         raise RuntimeError("no driver")
 
     monkeypatch.setattr(kernel, "bind", fails)
@@ -301,10 +304,10 @@ class TestOnce:
 
     def test_the_cache_is_bounded(self, kernel: Watched) -> None:
         form = TensorForm.of(torch.empty(1, 1, 8, 8))
-        base = CallSignature(AttentionOptions(), None, False, False, form, form, form)
+        base = CallSignature(AttentionOptions(), ANYONE, form, form, form)
         for length in range(MOST_PLANS + 50):
             q = TensorForm.contiguous(torch.Size((1, 1, length + 1, 8)), torch.float32, torch.device("cpu"))
-            assert planned(plan(base._replace(q=q))).request.q_length == length + 1
+            assert planned(plan(base._replace(q=q))).signature.q_length == length + 1
         assert plan_module._plan.cache_info().currsize == MOST_PLANS
         assert len(kernel.bound) == MOST_PLANS + 50
 
@@ -320,14 +323,14 @@ class TestPlansOfADenseOne:
         q = torch.empty(2, 4, 300, 64)
         dense = planned(plan(signature(q=q, k=q, v=q)))
         listed = planned(listed_plan(dense))
-        assert listed.backend is kernel and listed.request.has_block_mask and listed.options == dense.options
+        assert listed.backend is kernel and listed.signature.block_mask is not None and listed.options == dense.options
         lists = BlockMask.full(300, 300, batch=2, heads=4).lists
         assert listed is plan(signature(q=q, k=q, v=q, **with_optional(block_mask=lists), backend="kernel"))
 
     def test_nobody_else_serves_them(self, able: tuple[Watched, Watched]) -> None:
         fast, _ = able
         dense = planned(plan(signature()))
-        fast.constraints = (Constraint("lists", lambda request: "no lists" if request.has_block_mask else None),)
+        fast.constraints = (Constraint("lists", lambda call: None if call.block_mask is None else "no lists"),)
         assert refused(listed_plan(dense)).reasons == {"fast": "no lists"}
 
 

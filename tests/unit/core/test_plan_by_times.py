@@ -12,14 +12,14 @@ from watched_backend import Package, Watched, planned, refused
 
 from comfy_sage2 import accumulators, registry
 from comfy_sage2 import plan as plan_module
-from comfy_sage2 import request as request_module
+from comfy_sage2 import signature as signature_module
 from comfy_sage2.autotune import store
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PEER, Candidate, Times
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.plan import CallPlan, Refusal, listed_plan, plan
 from comfy_sage2.registry import UnsupportedError
-from comfy_sage2.signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature, TensorForm
+from comfy_sage2.signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature, Routing, TensorForm
 
 GPU = torch.device("cuda", 0)
 
@@ -27,13 +27,14 @@ GPU = torch.device("cuda", 0)
 def on_gpu(options: AttentionOptions, **changes: Any) -> CallSignature:
     """A call of a GPU that is not there, as large as those that are timed."""
     form = TensorForm.contiguous(torch.Size((1, 32, 4096, 128)), torch.float16, GPU)
-    return CallSignature(options, None, False, False, form, form, form)._replace(**changes)
+    masks = {name: changes.pop(name) for name in ("attn_mask", "block_mask") if name in changes}
+    return CallSignature(options, Routing(**changes), form, form, form, **masks)
 
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Keeps the times of `made_up_gpu`, some of them slower by factors; none are known before."""
-    monkeypatch.setattr(request_module, "_capability", lambda device: (8, 9))
+    monkeypatch.setattr(signature_module, "_capability", lambda device: (8, 9))
     monkeypatch.setattr(accumulators, "_of_device", lambda device: "fp16")
     exact = [Watched(name, (EXACT,)) for name in ("torch-cudnn", "torch-flash")]
     monkeypatch.setattr(
@@ -128,7 +129,7 @@ class TestTimes:
         timed({OWN: 0.2})
         found = plan(asked)
         assert isinstance(found, Refusal) and found.reason == plan_module.TORCHS_IS_FASTER
-        for other in (asked._replace(own_is_torchs=False), asked._replace(where_faster=False)):
+        for other in (on_gpu(HALF, where_faster=True), on_gpu(HALF, own_is_torchs=True)):
             assert planned(plan(other)).backend.name == "sm89"
         timed({OWN: 0.2, CUDNN: 0.2})  # not by more than the noise
         assert planned(plan(asked)).backend.name == "torch-cudnn"
@@ -159,7 +160,7 @@ class TestTimes:
         asked = on_gpu(HALF, peers=NO_LESS_EXACT)
         timed({}, {"kitchen": 0.8, "sage": 0.7})
         assert planned(plan(asked)).backend.name == "sage"
-        monkeypatch.setattr(Watched, "reason_against", lambda self, request: "no" if self.name == "sage" else None)
+        monkeypatch.setattr(Watched, "reason_against", lambda self, signature: "no" if self.name == "sage" else None)
         store.changed()
         assert planned(plan(asked)).backend.name == "kitchen"
 

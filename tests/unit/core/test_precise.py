@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from declared_modules import declared_module
+from pretended_gpu import on_gpu
 
 import comfy_sage2
 from comfy_sage2.backends import self_test
@@ -18,7 +18,6 @@ from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.exact import exact_attention
 from comfy_sage2.reference.options import ReferenceOptions
-from comfy_sage2.request import AttentionRequest
 
 
 def _rounded(x: torch.Tensor, group_of: list[int]) -> torch.Tensor:
@@ -82,10 +81,7 @@ def test_what_a_backend_lacks_is_its_reason(kernels: KernelBackend, monkeypatch:
 
     def reason(dtype: torch.dtype = torch.bfloat16, *, pv_accumulator: str = "fp32", pv: str = "auto") -> str | None:
         options = AttentionOptions("precise", pv_accumulator=pv_accumulator, pv=pv)
-        request = AttentionRequest.minimal(torch.device("cpu"), options)
-        return kernels.reason_against(
-            replace(request, device_type="cuda", device_index=0, capability=kernels.capabilities[0], dtype=dtype)
-        )
+        return kernels.reason_against(on_gpu(kernels.capabilities[0], options, dtype=dtype))
 
     assert reason() is None
     assert reason(torch.float32) == ("[SA-206] mode precise takes float16 and bfloat16 tensors, got torch.float32")

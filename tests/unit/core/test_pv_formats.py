@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from declared_modules import declared_module
+from pretended_gpu import on_gpu
 
-from comfy_sage2 import UnsupportedError, attention, registry
+from comfy_sage2 import UnsupportedError, accumulators, attention, registry
 from comfy_sage2.backends import self_test
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.call_site import label
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import CHOICES, AttentionOptions
-from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
 
 SM90, SM89, SM120, SM80 = KERNELS
 GEFORCE = "fp16"  # the accumulators of such a GPU
+GPUS = {None: torch.device("cuda", 0), "fp32": torch.device("cuda", 0), GEFORCE: torch.device("cuda", 1)}
 ACCUMULATORS = CHOICES["pv_accumulator"]
 
 
-def request(capability: tuple[int, int], *, of_gpu: str | None = None, **choices: Any) -> AttentionRequest:
+def signature(capability: tuple[int, int], *, of_gpu: str | None = None, **choices: Any) -> CallSignature:
     """A call of a GPU that is not there; of_gpu: the accumulators that "auto" stands for."""
     if of_gpu is not None:
-        choices["pv_accumulator"] = of_gpu
-    found = AttentionRequest.minimal(torch.device("cpu"), AttentionOptions(**choices))
-    return replace(
-        found, device_type="cuda", device_index=0, capability=capability, accumulator_is_open=of_gpu is not None
-    )
+        choices["pv_accumulator"] = "auto"
+    return on_gpu(capability, AttentionOptions(**choices), device=GPUS[of_gpu])
 
 
 @pytest.fixture(autouse=True)
 def modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that csrc/architectures.json declares, of which all pass their self-test."""
+    monkeypatch.setattr(accumulators, "_of_device", lambda device: GEFORCE if device == GPUS[GEFORCE] else "fp32")
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
     monkeypatch.setattr(loader, "load", declared_module)
     monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)
@@ -65,7 +64,7 @@ CASES = [
 
 @pytest.mark.parametrize(("backend", "choices", "expected"), CASES, ids=text_of)
 def test_what_serves_a_call(backend: Any, choices: dict[str, Any], expected: tuple[str, str]) -> None:
-    call = request(backend.capabilities[0], **choices)
+    call = signature(backend.capabilities[0], **choices)
     assert backend.reason_against(call) is None
     found = backend.settled(call)
     assert (found.options.pv, found.options.pv_accumulator) == expected
@@ -78,7 +77,7 @@ def test_what_a_module_lacks_is_refused() -> None:
         (SM90, {"pv": "int8"}, "pv must be auto or fp8 here, got int8"),
         (SM80, {"pv": "int8", "pv_accumulator": "fp16"}, "pv_accumulator must be fp32 here, got fp16"),
     ):
-        assert backend.reason_against(request(backend.capabilities[0], **choices)) == f"[SA-206] {reason}"
+        assert backend.reason_against(signature(backend.capabilities[0], **choices)) == f"[SA-206] {reason}"
 
 
 def test_the_reference_computes_no_product_that_no_kernel_has(fresh_seed: int) -> None:
@@ -101,21 +100,20 @@ def test_the_reference_computes_no_product_that_no_kernel_has(fresh_seed: int) -
 
 def test_the_references_sums_of_an_open_accumulator_suit_the_format() -> None:
     reference = registry.get("reference")
-    call = request((8, 9), of_gpu=GEFORCE, pv="int8")
+    call = signature((8, 9), of_gpu=GEFORCE, pv="int8")
     assert reference.reason_against(call) is None and reference.settled(call).options.pv_accumulator == "fp32"
-    call = request((8, 9), of_gpu=GEFORCE)
-    assert reference.settled(call) == call
+    call = signature((8, 9), of_gpu=GEFORCE)
+    assert reference.settled(call).options.pv_accumulator == GEFORCE
 
 
 def test_another_format_serves_where_one_fails_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        self_test, "_results", {("sm80", 0): self_test.TestResult(None, 9, 0.1, {"int8": "[SA-113] wrong"})}
-    )
-    call = request((8, 6), of_gpu=GEFORCE)
+    result = self_test.TestResult(None, 9, 0.1, {"int8": "[SA-113] wrong"})
+    monkeypatch.setattr(self_test, "_results", {("sm80", 0): result, ("sm80", 1): result})
+    call = signature((8, 6), of_gpu=GEFORCE)
     assert SM80.reason_against(call) is None
     found = SM80.settled(call).options
     assert (found.pv, found.pv_accumulator) == ("fp16", "fp16")
-    assert SM80.reason_against(request((8, 6), pv="int8")) == "[SA-113] wrong"
+    assert SM80.reason_against(signature((8, 6), pv="int8")) == "[SA-113] wrong"
 
 
 def test_the_report_names_it() -> None:

@@ -13,17 +13,16 @@ from comfy_sage2 import registry
 from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors, Constraint
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.plan import choose
-from comfy_sage2.request import AttentionRequest
-from comfy_sage2.signature import CallSignature
+from comfy_sage2.signature import CallSignature, Routing
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 
-def small_head_dim(request: AttentionRequest) -> str | None:
-    return None if request.head_dim <= 16 else f"head_dim must be at most 16, got {request.head_dim}"
+def small_head_dim(signature: CallSignature) -> str | None:
+    return None if signature.head_dim <= 16 else f"head_dim must be at most 16, got {signature.head_dim}"
 
 
-def no_mask(request: AttentionRequest) -> str | None:
-    return None if request.mask_shape is None else f"masks are not supported, got shape {request.mask_shape}"
+def no_mask(signature: CallSignature) -> str | None:
+    return None if signature.mask_shape is None else f"masks are not supported, got shape {signature.mask_shape}"
 
 
 class Ones(Backend):
@@ -33,8 +32,8 @@ class Ones(Backend):
     accelerated = True
     constraints: tuple[Constraint, ...] = (Constraint("head_dim", small_head_dim), Constraint("mask", no_mask))
 
-    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
-        return OnesCall(request)
+    def bind(self, signature: CallSignature) -> BoundCall:
+        return OnesCall(signature)
 
 
 class OnesCall(BoundTensors):
@@ -59,14 +58,15 @@ def tensors(head_dim: int = 16) -> Any:
     return tuple(torch.randn(1, 2, 10, head_dim) for _ in range(3))
 
 
-def described(q: Any, k: Any, options: AttentionOptions, optional: OptionalTensors = NO_TENSORS) -> AttentionRequest:
-    return AttentionRequest.of(CallSignature.of(q, k, k, options, optional))
+def described(q: Any, k: Any, options: AttentionOptions, optional: OptionalTensors = NO_TENSORS) -> CallSignature:
+    return CallSignature.of(q, k, k, options, optional)
 
 
 def chosen(head_dim: int, *, accelerated_only: bool = False) -> str | None:
     """The name of the backend that is chosen for `tensors(head_dim)`, or None."""
     q, k, _ = tensors(head_dim)
-    found = choose(described(q, k, AttentionOptions()), None, accelerated_only=accelerated_only)
+    routing = Routing(accelerated_only=accelerated_only)
+    found = choose(described(q, k, AttentionOptions())._replace(routing=routing))
     return found.name if isinstance(found, Backend) else None
 
 
@@ -77,7 +77,7 @@ def test_a_request_describes_the_call() -> None:
     found = described(q, k, options, OptionalTensors(mask))
     assert (found.batch, found.q_heads, found.kv_heads) == (2, 6, 3)
     assert (found.q_length, found.kv_length, found.head_dim) == (10, 20, 16)
-    assert (found.device_type, found.device_index, found.capability) == ("cpu", None, None)
+    assert (found.device, found.capability) == (torch.device("cpu"), None)
     assert (found.dtype, found.mask_dtype, found.mask_shape) == (torch.float16, torch.bool, (2, 1, 1, 20))
     assert found.options is options
     assert found.scale == 0.25

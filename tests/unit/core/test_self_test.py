@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from declared_modules import declared_module
+from pretended_gpu import on_gpu
 
 from comfy_sage2 import machine as machine_facts
 from comfy_sage2.autotune import cache_file
@@ -19,8 +20,7 @@ from comfy_sage2.backends.kernels import KernelBackend
 from comfy_sage2.backends.self_test_calls import Result, Variant
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.request import AttentionRequest
-from comfy_sage2.signature import CallSignature, TensorForm
+from comfy_sage2.signature import CallSignature
 
 VARIANTS = (Variant("8b", "fp32"),)
 WRONG = "head_dim 64 (8b, FP32 accumulators): relative L1 1.9 from exact attention, at most 0.05 expected"
@@ -106,27 +106,26 @@ def test_two_gpus_keep_their_own_results(machine: Machine) -> None:
     assert [index for index, _ in machine.asked] == [0, 1]
 
 
-def request_of_hopper() -> AttentionRequest:
-    minimal = AttentionRequest.minimal(torch.device("cpu"), AttentionOptions())
-    return replace(minimal, device_type="cuda", device_index=0, capability=(9, 0))
+def call_on_hopper() -> CallSignature:
+    return on_gpu((9, 0), AttentionOptions())
 
 
 def test_a_module_that_fails_is_not_used_and_tested_again_by_the_next_process(machine: Machine) -> None:
     machine.wrong = [WRONG, "another"]
-    backend, request = KernelBackend("sm90", ((9, 0),)), request_of_hopper()
-    reason = backend.reason_against(request)
+    backend, signature = KernelBackend("sm90", ((9, 0),)), call_on_hopper()
+    reason = backend.reason_against(signature)
     assert reason is not None
     assert reason.startswith(f"[SA-113] the self-test of these kernels failed on this GPU: {WRONG} (2 of 6 calls)")
-    assert backend.reason_against(request) == reason
+    assert backend.reason_against(signature) == reason
     assert len(machine.asked) == 1
     machine.restart()
     machine.wrong = []
-    assert backend.reason_against(request) is None
+    assert backend.reason_against(signature) is None
 
 
 def test_constraints_come_first(machine: Machine) -> None:
     backend = KernelBackend("sm90", ((9, 0),))
-    assert backend.reason_against(AttentionRequest.minimal(torch.device("cpu"), AttentionOptions())) is not None
+    assert backend.reason_against(CallSignature.minimal(torch.device("cpu"), AttentionOptions())) is not None
     assert machine.asked == []
 
 
@@ -166,10 +165,9 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Calls as a backend binds them now."""
     monkeypatch.setattr(kernels, "KernelCall", Bound)
     monkeypatch.setattr(Bound, "made", 0)
-    backend, request = KernelBackend("sm90", ((9, 0),)), request_of_hopper()
-    assert backend.reason_against(request) is None
-    form = TensorForm.of(torch.empty(1, 1, 1, 1))
-    return backend.bind(CallSignature(AttentionOptions(), None, False, False, form, form, form), request)
+    backend, signature = KernelBackend("sm90", ((9, 0),)), call_on_hopper()
+    assert backend.reason_against(signature) is None
+    return backend.bind(backend.settled(signature))
 
 
 @pytest.mark.parametrize("method", ["run", "prequantize"])

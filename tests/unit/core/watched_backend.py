@@ -9,8 +9,7 @@ import torch
 from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors, Constraint
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.plan import CallPlan, Refusal
-from comfy_sage2.request import AttentionRequest
-from comfy_sage2.signature import CallSignature
+from comfy_sage2.signature import CallSignature, Routing
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 
@@ -22,14 +21,14 @@ class Watched(Backend):
     ) -> None:
         self.name, self.accelerated, self._modes, self._value = name, accelerated, modes, value
         self.constraints = (Constraint("head_dim", _at_most_128),)
-        self.bound: list[tuple[CallSignature, AttentionRequest]] = []
+        self.bound: list[CallSignature] = []
 
     def is_for(self, mode: str) -> bool:
         return mode in self._modes
 
-    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
-        self.bound.append((signature, request))
-        return WatchedCall(request, self._value)
+    def bind(self, signature: CallSignature) -> BoundCall:
+        self.bound.append(signature)
+        return WatchedCall(signature, self._value)
 
 
 class Package(Watched):
@@ -39,26 +38,28 @@ class Package(Watched):
 
 
 class WatchedCall(BoundTensors):
-    def __init__(self, request: AttentionRequest, value: float) -> None:
-        super().__init__(request)
+    def __init__(self, signature: CallSignature, value: float) -> None:
+        super().__init__(signature)
         self._value = value
 
     def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Any:
         return torch.full_like(q, self._value), None
 
 
-def _at_most_128(request: AttentionRequest) -> str | None:
-    return None if request.head_dim <= 128 else f"head_dim must be at most 128, got {request.head_dim}"
+def _at_most_128(signature: CallSignature) -> str | None:
+    return None if signature.head_dim <= 128 else f"head_dim must be at most 128, got {signature.head_dim}"
 
 
 def signature(**changes: Any) -> CallSignature:
-    """Of a call of the CPU with grouped heads, with other arguments of `CallSignature.of` in the place of its own."""
+    """Of a call of the CPU with grouped heads; `changes` are of `CallSignature.of` and of `Routing`."""
+    routing = {name: changes.pop(name) for name in Routing._fields if name in changes}
     given: dict[str, Any] = {
         "q": torch.empty(2, 4, 16, 64),
         "k": torch.empty(2, 2, 24, 64),
         "v": torch.empty(2, 2, 24, 64),
         "options": AttentionOptions(),
         "optional": NO_TENSORS,
+        "routing": Routing(**routing),
         **changes,
     }
     return CallSignature.of(**given)

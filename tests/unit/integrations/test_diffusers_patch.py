@@ -185,7 +185,10 @@ def test_who_may_serve_the_calls(
 ) -> None:
     with patch(transformer, **choices):
         run(transformer)
-    assert {(one.where_faster, one.peers, one.own_is_torchs) for one in signatures} == {(where_faster, peers, True)}
+    routings = {signature.routing for signature in signatures}
+    assert {(routing.where_faster, routing.peers, routing.own_is_torchs) for routing in routings} == {
+        (where_faster, peers, True)
+    }
 
 
 def test_the_gpu_is_timed_before_its_first_call(transformer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def test_the_backend_that_is_asked_for_is_planned_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(serving, "plan", plan)
     functions.sageattn(*qkv(1, 2, 8, 32))
     (signature,) = planned
-    assert signature.backend == "reference"
+    assert signature.routing.backend == "reference"
 
 
 @pytest.mark.usefixtures("reference")

@@ -38,14 +38,14 @@ def test_one_gpu_that_has_kernels_is_enough(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
-    def choose(request: Any, wanted: object, **options: bool) -> Any:
-        index = request.device.index
+    def choose(signature: Any) -> Any:
+        index = signature.device.index
         refusal = Refusal(RuntimeError, f"no kernels for GPU {index}")
         return SimpleNamespace(name=f"sm{index}") if index == capable else refusal
 
     monkeypatch.setattr(offer, "choose", choose)
     monkeypatch.setattr(
-        offer, "AttentionRequest", SimpleNamespace(minimal=lambda device, options: SimpleNamespace(device=device))
+        offer, "CallSignature", SimpleNamespace(minimal=lambda device, *others: SimpleNamespace(device=device))
     )
     expected = (None, "no kernels for GPU 0") if capable is None else (f"sm{capable}", None)
     assert offer.serving() == expected

@@ -28,17 +28,6 @@ def test_torch_is_never_required() -> None:
     assert names == {name.strip(' "') for name in required[1].split(",")}
 
 
-def test_every_node_that_reports_a_text_shows_it() -> None:
-    """The frontend shows no text of its own accord: web/js/node_text.js names the nodes for which it does."""
-    reporting = set()
-    for module in ("nodes.py", "lab/nodes.py"):
-        for name, body in re.findall(r"^class (\w+)\(io\.ComfyNode\):\n(.*?)(?=^class |\Z)", text(module), re.M | re.S):
-            if '"text": [' in body:
-                reporting.add(name)
-    listed = re.search(r"new Set\(\[(.*?)\]\)", text("web/js/node_text.js"), re.DOTALL)
-    assert listed is not None and reporting == set(re.findall(r'"(\w+)"', listed[1]))
-
-
 def test_the_changelog_has_the_version() -> None:
     sections = re.findall(r"^## \[(.+?)\]", text("CHANGELOG.md"), re.MULTILINE)
     if sections[0] == "Unreleased":

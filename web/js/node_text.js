@@ -2,14 +2,10 @@
 import { api } from "../../../scripts/api.js";
 import { app } from "../../../scripts/app.js";
 
-const NODES = new Set([
-  "SageAttention2",
-  "SageAttention2Options",
-  "SageAttention2Report",
-  "SageAttention2DemoCaption",
-]);
 const WIDGET = "status";
 const WIDTH = 420; // of a new node, so that its text can be read
+
+export const isOurs = ({ name }) => name.startsWith("SageAttention2");
 
 function textWidget(node) {
   const existing = node.widgets?.find((widget) => widget.name === WIDGET);
@@ -25,11 +21,11 @@ function textWidget(node) {
 // A value of a workflow file that this version does not know is replaced when the node runs; until the user chooses
 // another one the node has the border of a node with an error, which is not stored in the file.
 const UNKNOWN = "[SA-401]";
-const REPLACED = ["mode", "sparse", "apply_to", "when", "rotate", "backend"];
 
 function hasUnknownValue(node) {
-  const chosen = (node.widgets ?? []).filter((widget) => REPLACED.includes(widget.name));
-  return chosen.some(({ value, options }) => Array.isArray(options?.values) && !options.values.includes(value));
+  return (node.widgets ?? []).some(
+    ({ value, options }) => Array.isArray(options?.values) && !options.values.includes(value),
+  );
 }
 
 function mark(node, text = "") {
@@ -42,15 +38,22 @@ function mark(node, text = "") {
 function show(node, text) {
   mark(node, text);
   const widget = textWidget(node);
-  if (widget.value === text) return;
-  widget.value = text;
+  const shown = [node.sageNotice, text].filter(Boolean).join("\n");
+  if (widget.value === shown) return;
+  widget.value = shown;
   // Only as high as it has to be, and never wider: another node may stand beside it.
   node.setSize([node.size[0], Math.max(node.size[1], node.computeSize()[1])]);
   node.setDirtyCanvas(true, true);
 }
 
+// Shows a line above the node's text until the workflow is opened again.
+export function notify(node, line) {
+  node.sageNotice = line;
+  show(node, "");
+}
+
 // Nodes by the numbers that they have in a prompt: "57:3" is node 3 of the subgraph in node 57.
-export function* numbered(graph, prefix = "") {
+function* numbered(graph, prefix = "") {
   for (const node of graph.nodes) {
     const number = prefix + node.id;
     yield [number, node];
@@ -59,16 +62,13 @@ export function* numbered(graph, prefix = "") {
 }
 
 // The server knows what the nodes have said after the sampling, and before this page was loaded.
-export async function statuses() {
-  const graph = app.rootGraph ?? app.graph;
-  if (!graph?.id) return [];
-  const answer = await api.fetchApi(`/comfy_sage2/node_status?${new URLSearchParams({ workflow: graph.id })}`);
-  return answer.ok ? await answer.json() : [];
-}
-
 async function refresh() {
-  const nodes = new Map(numbered(app.rootGraph ?? app.graph));
-  for (const { node: number, type, text } of await statuses()) {
+  const graph = app.rootGraph ?? app.graph;
+  if (!graph?.id) return;
+  const answer = await api.fetchApi(`/comfy_sage2/node_status?${new URLSearchParams({ workflow: graph.id })}`);
+  if (!answer.ok) return;
+  const nodes = new Map(numbered(graph));
+  for (const { node: number, type, text } of await answer.json()) {
     const node = nodes.get(number);
     if (node?.type === type) show(node, text);
   }
@@ -83,7 +83,7 @@ app.registerExtension({
   },
   afterConfigureGraph: refresh,
   beforeRegisterNodeDef(nodeType, nodeData) {
-    if (!NODES.has(nodeData.name)) return;
+    if (!isOurs(nodeData)) return;
     const { onExecuted, onConfigure, onNodeCreated } = nodeType.prototype;
     nodeType.prototype.onConfigure = function (...values) {
       onConfigure?.apply(this, values);
@@ -92,7 +92,7 @@ app.registerExtension({
     nodeType.prototype.onNodeCreated = function (...values) {
       onNodeCreated?.apply(this, values);
       this.setSize([Math.max(this.size[0], WIDTH), this.size[1]]); // a workflow's file has a size of its own
-      for (const widget of (this.widgets ?? []).filter(({ name }) => REPLACED.includes(name))) {
+      for (const widget of this.widgets ?? []) {
         const { callback } = widget;
         widget.callback = (...chosen) => {
           callback?.apply(widget, chosen);
@@ -102,7 +102,8 @@ app.registerExtension({
     };
     nodeType.prototype.onExecuted = function (message) {
       onExecuted?.call(this, message);
-      show(this, (message?.text ?? []).join("\n\n"));
+      const text = (message?.text ?? []).join("\n\n");
+      if (text) show(this, text);
     };
   },
 });

@@ -97,7 +97,7 @@ def sage_attention_2() -> io.Schema:
             ),
             _combo(
                 "sparse",
-                "Skips the key blocks that matter least in long videos. light is the closest to the full result; "
+                "Skips the key blocks that matter least in long videos. light is the closest to the full result, "
                 "strong gives another video of the same prompt.",
             ),
             OPTIONS.Input("options", optional=True, tooltip="From SageAttention2 Options, for everything else."),

@@ -1,0 +1,111 @@
+"""Files that another version of the pack saved, and values that this one does not know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+from ..prompts import sage, sampling
+from . import browser
+
+NODE = "SageAttention2"
+UNKNOWN: dict[str, Any] = {"tiles": 16, "guard_level": "values and more"}
+KEPT = {"mode": "4b", "smooth_v": True, "sparse": "medium"}
+
+
+def saved_by_another_version(page: Page, way: str, *, linked: bool) -> dict[str, Any]:
+    """A file whose node has two unknown inputs before those that still exist, and an unknown socket between them.
+
+    way: how the file tells which value is which. linked: whether the unknown socket has a link.
+    """
+    prompt = sampling("wan", sage("loader"))
+    prompt["shift2"] = {"class_type": "ModelSamplingSD3", "inputs": {"model": ["loader", 0], "shift": 3.0}}
+    workflow = browser.load_prompt(page, prompt)
+    node = next(node for node in workflow["nodes"] if node["type"] == NODE)
+    other = next(node for node in workflow["nodes"] if str(node["id"]) == "shift2")
+    values = {**UNKNOWN, **KEPT}
+    widgets = [{"name": name, "type": "COMBO", "widget": {"name": name}, "link": None} for name in values]
+    sockets = [entry for entry in node["inputs"] if "widget" not in entry]
+    link = None
+    if linked:
+        link = workflow["last_link_id"] = workflow["last_link_id"] + 1
+        other["outputs"][0]["links"] = [link]
+        workflow["links"].append([link, other["id"], 0, node["id"], len(widgets), "MODEL"])
+    policy = {"name": "policy", "type": "MODEL", "link": link}
+    node["inputs"] = [*widgets, policy, *sockets]
+    for slot, entry in enumerate(node["inputs"]):
+        for wire in workflow["links"]:
+            if wire[0] == entry["link"]:
+                wire[4] = slot
+    node["widgets_values"] = list(values.values())
+    node.pop("widgets_values_named", None)
+    if way == "a table of names":
+        node["widgets_values_named"] = values
+    if way == "not at all":
+        node["inputs"] = [policy, *sockets]
+    return workflow
+
+
+@pytest.mark.parametrize("way", ["a table of names", "the inputs' names"])
+@pytest.mark.parametrize("linked", [True, False], ids=["linked", "unlinked"])
+def test_a_file_with_unknown_inputs_keeps_the_values_that_it_can(
+    page: Page, design: str, way: str, linked: bool
+) -> None:
+    before = browser.load_prompt(page, sampling("wan", sage("loader")))
+    browser.load(page, saved_by_another_version(page, way, linked=linked))
+    assert browser.red_nodes(page) == browser.unknown_nodes(page) == []
+    dropped = [*UNKNOWN, *(["policy"] if linked else [])]
+    line = f"Saved by another version of this pack. Dropped: {', '.join(dropped)}."
+    assert browser.shown(page, NODE) == line
+    browser.keep_picture(page, f"another version {design}", NODE)
+    (inputs,) = [node["inputs"] for node in browser.prompt_of(page).values() if node["class_type"] == NODE]
+    assert inputs == {**KEPT, "model": ["loader", 0], "options": ["sage_options", 0]}
+    after = browser.saved(page)
+    slots = [[entry["name"] for entry in n["inputs"]] for w in (before, after) for n in w["nodes"] if n["type"] == NODE]
+    assert slots[0] == slots[1]
+    assert len(after["links"]) == len(before["links"]) + 1, "the second shift has one link, and leads nowhere"
+    browser.load(page, after)
+    assert browser.shown(page, NODE) == ""
+
+
+def test_a_file_that_names_no_values_gets_defaults_where_they_do_not_fit(page: Page) -> None:
+    """The first value is a number where `mode` has words, and the second one a word that `smooth_v` cannot be."""
+    browser.load(page, saved_by_another_version(page, "not at all", linked=False))
+    assert browser.red_nodes(page) == []
+    assert browser.shown(page, NODE).endswith("Check the values: the file does not name them.")
+    (inputs,) = [node["inputs"] for node in browser.prompt_of(page).values() if node["class_type"] == NODE]
+    assert {name: inputs[name] for name in KEPT} == {"mode": "auto", "smooth_v": False, "sparse": "off"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "known"), [(NODE, "mode", "8b"), (NODE, "sparse", "off"), (f"{NODE}Options", "backend", "auto")]
+)
+def test_a_node_with_a_value_that_does_not_exist_is_marked(
+    page: Page, kind: str, name: str, known: str, design: str
+) -> None:
+    """From the moment that the file is opened until the user chooses another value; the file does not change by it."""
+    workflow = browser.load_prompt(page, sampling("wan", sage("loader")))
+    assert browser.red_nodes(page) == []
+    saved = next(node for node in workflow["nodes"] if node["type"] == kind)
+    names = [entry["name"] for entry in saved["inputs"] if "widget" in entry]
+    saved["widgets_values"][names.index(name)] = "9b"
+    saved.pop("widgets_values_named", None)
+    browser.load(page, workflow)
+    assert browser.red_nodes(page) == [kind]
+    assert all("has_errors" not in node for node in browser.saved(page)["nodes"])
+    browser.keep_picture(page, f"unknown_{name} {design}", kind)
+    page.evaluate(
+        "([kind, name, known]) => { const w = app.graph.nodes.find(n => n.type === kind).widgets"
+        ".find(w => w.name === name); w.value = known; w.callback?.(known); }",
+        [kind, name, known],
+    )
+    assert browser.red_nodes(page) == []
+
+
+def test_the_node_has_three_widgets(page: Page, design: str) -> None:
+    browser.load_prompt(page, {"1": {"class_type": NODE, "inputs": {}}})
+    widgets = page.evaluate("app.graph.nodes[0].widgets.filter(w => !w.hidden && !w.advanced).map(w => w.name)")
+    assert widgets == [*KEPT]
+    browser.keep_picture(page, f"new node {design}", NODE)

@@ -94,6 +94,11 @@ class ComfyHost:
         """Run any prompt. RuntimeError when a node fails."""
         return self._server.run(prompt)
 
+    def object_info(self) -> dict[str, Any]:
+        """The server's definitions of its nodes."""
+        result: dict[str, Any] = self._server.get("/object_info")
+        return result
+
     def model_files(self, kind: str) -> list[str]:
         """The files that ComfyUI offers for a `kind` of model, the name of its folder."""
         result: list[str] = self._server.get(f"/models/{kind}")

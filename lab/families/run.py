@@ -37,7 +37,6 @@ from .models import TINY_STEPS, load, sample, seconds_in_rounds, unlike_detected
 from .page import DEFAULT, NOTHING, FamilyRow, Served, TimedSteps, body
 
 _MODES = ("auto", "8b", "precise", "8b sparse medium")
-_SHARE_OF_USE = "\n## Share of use\n"  # the part of the page that tools.workflows.template_use writes
 
 
 def enter_comfyui(folder: Path, *, cpu: bool = False) -> None:
@@ -197,15 +196,8 @@ def main(arguments: list[str]) -> int:
         # After each family, so that an interrupted run keeps what it measured.
         lines = [*head, *body(rows, options.modes, is_gpu=is_gpu)]
         if options.results is not None:
-            _write_beside_share_of_use(lines, options)
+            write(lines, options.page, options.results)
         if options.json is not None:
             options.json.write_text(json.dumps([each.figures() for each in rows], indent=1) + "\n", encoding="utf-8")
     show(lines)
     return int(any(row.failed for row in rows))
-
-
-def _write_beside_share_of_use(lines: list[str], options: argparse.Namespace) -> None:
-    """Write the page, and keep what tools.workflows.template_use has written at its end."""
-    path = options.results / f"{options.page}.md"
-    _, heading, kept = (path.read_text(encoding="utf-8") if path.is_file() else "").partition(_SHARE_OF_USE)
-    write([*lines, *(heading + kept).splitlines()], options.page, options.results)

@@ -9,14 +9,12 @@ import pytest
 from tiny_wan import Shapes, dit_shapes, write_checkpoint
 
 from tools.comfyui.server import ComfyServer
-from tools.workflows.chromium import find_chromium
 
-from . import packs
+from .frontend.browser import NO_BROWSER, find_chromium
 from .hunyuan import hunyuan_shapes
 from .installations import REPOSITORY, Installation, comfyui_python, installations
 from .placeholders import write_placeholders
 
-NO_BROWSER = "no Chromium here: install one, or name it in CHROMIUM_PATH"
 SUPPORT = Path(__file__).with_name("support_nodes")
 NEWER_NODES = Path(__file__).with_name("newer_nodes.py")
 
@@ -34,10 +32,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     browser = find_chromium()
     line = f"Frontend: tested in {browser}" if browser else f"*** FRONTEND NOT TESTED: {NO_BROWSER.upper()} ***"
     terminalreporter.write_line(line)
-    for pack in packs.PACKS:
-        reason = packs.reason_missing(pack)
-        line = f"{pack}: tested" if reason is None else f"*** STACKS NOT TESTED: {reason.upper()} ***"
-        terminalreporter.write_line(line)
 
 
 def lora_shapes(shapes: Shapes, rank: int = 4) -> Shapes:
@@ -112,3 +106,12 @@ def server(root: Path, start: Callable[[Path, Path], ComfyServer], patient_threa
     """A running ComfyUI with this pack."""
     with start(root, REPOSITORY) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def newest(installation: Installation, request: pytest.FixtureRequest) -> ComfyServer:
+    """The server of the newest version; an older one is not started only to be skipped."""
+    if not installation.is_newest:
+        pytest.skip("tried in the newest version alone")
+    server: ComfyServer = request.getfixturevalue("server")
+    return server

@@ -6,12 +6,7 @@ import os
 from pathlib import Path
 
 VARIABLE = "COMFY_SAGE2_PACKS"
-KJNODES, BLEH, GGUF, WAN_WRAPPER = PACKS = (
-    "ComfyUI-KJNodes",
-    "ComfyUI-bleh",
-    "ComfyUI-GGUF",
-    "ComfyUI-WanVideoWrapper",
-)
+KJNODES, GGUF, WAN_WRAPPER = PACKS = ("ComfyUI-KJNodes", "ComfyUI-GGUF", "ComfyUI-WanVideoWrapper")
 
 
 def folder() -> Path | None:

@@ -6,21 +6,18 @@ from typing import Any
 
 from tools.comfyui.server import Prompt
 
-DEFAULTS: dict[str, Any] = {
-    "mode": "8b",
-    "smooth_v": False,
-    "start_percent": 0.0,
-    "end_percent": 1.0,
-    "apply_to": "self and cross",
-    "backend": "reference",
-    "measure_quality": False,
-}
 LATENT, REPORT = "latent", "report"  # names of the output nodes
+BASIC = ("mode", "smooth_v", "sparse")  # inputs of SageAttention2 itself; the others are SageAttention2 Options'
 
 
-def sage(model: str, **options: Any) -> dict[str, Any]:
-    """The node under test after node `model`."""
-    return {"class_type": "SageAttention2", "inputs": {"model": [model, 0], **DEFAULTS, **options}}
+def sage(model: str, name: str = "sage", **values: Any) -> Prompt:
+    """The node under test after node `model`, on the reference, and the node with its options."""
+    options = {"backend": "reference", **{key: value for key, value in values.items() if key not in BASIC}}
+    inputs = {"model": [model, 0], "options": [f"{name}_options", 0]}
+    return {
+        f"{name}_options": {"class_type": "SageAttention2Options", "inputs": options},
+        name: {"class_type": "SageAttention2", "inputs": {**inputs, **{k: v for k, v in values.items() if k in BASIC}}},
+    }
 
 
 def sampling(
@@ -68,7 +65,7 @@ def sampling(
     return prompt
 
 
-def with_report(prompt: Prompt) -> Prompt:
+def with_report(prompt: Prompt, **values: Any) -> Prompt:
     """`prompt` with a report node after the sampler."""
-    inputs = {"model": ["shift", 0], "samples": ["sampler", 0]}
+    inputs = {"model": ["shift", 0], "samples": ["sampler", 0], **values}
     return {**prompt, REPORT: {"class_type": "SageAttention2Report", "inputs": inputs}}

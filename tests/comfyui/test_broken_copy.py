@@ -33,7 +33,7 @@ def test_nodes_load_and_pass_through(
     (copy / "comfy_sage2" / "attention.py").write_text('raise RuntimeError("broken on purpose")\n')
     with start(root, copy) as server:
         plain = server.latent(server.run(sampling("wan")), LATENT)
-        run = server.run(with_report(sampling("wan", {"sage": sage("loader")})))
+        run = server.run(with_report(sampling("wan", sage("loader"))))
         assert server.latent(run, LATENT).equal(plain)
         for node in ("sage", REPORT):
             text = run.outputs[node]["text"][0]
@@ -47,7 +47,7 @@ def test_a_second_copy_leaves_the_first_one_at_work(
     server = start(root, REPOSITORY)
     (server.base / "custom_nodes" / "second_copy").symlink_to(copy, target_is_directory=True)
     with server:
-        run = server.run(with_report(sampling("wan", {"sage": sage("loader")})))
+        run = server.run(with_report(sampling("wan", sage("loader"))))
         assert "reference · 8b" in run.outputs[REPORT]["text"][0]
         log = server.log.read_text(errors="replace")
     lines = [line for line in log.splitlines() if "another copy of this pack is in use already" in line]

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from tools.comfyui.server import ComfyServer
+from tools.comfyui.server import ComfyServer, Prompt
 
 from .installations import REPOSITORY
 from .prompts import LATENT, REPORT, sage, sampling, with_report
@@ -33,13 +34,11 @@ def test_mode_switch_under_torch_compile(compiling_host: ComfyServer) -> None:
     """
     compiler = {"class_type": "TorchCompileModel", "inputs": {"model": ["sage", 0], "backend": "cudagraphs"}}
     eager = {
-        mode: compiling_host.latent(
-            compiling_host.run(sampling("wan", {"sage": sage("loader", mode=mode)}, steps=2)), LATENT
-        )
+        mode: compiling_host.latent(compiling_host.run(sampling("wan", sage("loader", mode=mode), steps=2)), LATENT)
         for mode in MODES
     }
     for number, mode in enumerate(("off", "8b", "4b", "off", "8b")):
-        chain = {"sage": sage("loader", mode=mode), "compiled": compiler}
+        chain = {**sage("loader", mode=mode), "compiled": compiler}
         run = compiling_host.run(with_report(sampling("wan", chain, steps=2)))
         latent = compiling_host.latent(run, LATENT)
         distances = {other: float((latent - eager[other]).norm()) for other in MODES}
@@ -47,3 +46,12 @@ def test_mode_switch_under_torch_compile(compiling_host: ComfyServer) -> None:
         assert distances[mode] < 0.1 * others, (number, mode, distances)
         counted = "8 of 8 attention calls computed by SageAttention2" in run.outputs[REPORT]["text"][0]
         assert counted == (mode != "off"), run.outputs[REPORT]["text"]
+
+
+def test_the_node_after_the_compiler(compiling_host: ComfyServer) -> None:
+    def latent(chain: Prompt) -> torch.Tensor:
+        return compiling_host.latent(compiling_host.run(sampling("wan", chain, steps=2)), LATENT)
+
+    compiler = {"class_type": "TorchCompileModel", "inputs": {"model": ["loader", 0], "backend": "cudagraphs"}}
+    plain, eager = latent({}), latent(sage("loader"))
+    assert (latent({"compiled": compiler, **sage("compiled")}) - eager).norm() < 0.1 * (eager - plain).norm()

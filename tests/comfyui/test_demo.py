@@ -14,11 +14,11 @@ from lab.demo.diffusers_host import DiffusersHost
 from lab.demo.job import CAPTIONS_FILE, DIT_FILE, FULL_PRECISION, VAE_FILE, Clip, Job
 from lab.demo.metrics import psnr
 from tools.comfyui.folders import reason_too_old_for_demo
-from tools.comfyui.server import Prompt
 
+from .conversion import to_prompt
 from .installations import REPOSITORY, Installation, comfyui_python, installations
 
-TEMPLATE = REPOSITORY / "workflows" / "api" / "sage2_demo_model.json"
+TEMPLATE = REPOSITORY / "workflows" / "Demo model video without a GPU - SageAttention.json"
 JOB = Job("a red ball spins over a blue plain floor", width=64, height=64, frames=5, steps=3, guidance=2.0, seed=7)
 CALLS = 2 * 5  # of a step: self- and cross-attention of each layer; guidance runs as one batch
 
@@ -73,11 +73,10 @@ def test_the_pack_tells_comfyui_of_the_trained_model(comfyui: ComfyHost) -> None
 
 def test_the_template_runs_as_it_is(comfyui: ComfyHost) -> None:
     """Nothing chosen, nothing copied; only the video is made smaller here."""
-    prompt: Prompt = json.loads(TEMPLATE.read_text(encoding="utf-8"))
+    prompt = to_prompt(json.loads(TEMPLATE.read_text(encoding="utf-8")), comfyui.object_info())
     nodes = {node["class_type"]: name for name, node in prompt.items()}
     prompt[nodes["EmptyHunyuanLatentVideo"]]["inputs"].update(width=64, height=64, length=5)
     prompt[nodes["KSampler"]]["inputs"]["steps"] = 2
-    prompt[nodes["CreateVideo"]]["inputs"].pop("bit_depth", None)  # ComfyUI 0.8 has no such input
     run = comfyui.run(prompt)
     shown, note = run.outputs[nodes["SageAttention2"]]["text"][0].splitlines()
     assert shown.startswith("The slow reference version computes the attention")

@@ -34,7 +34,7 @@ def test_the_flag_gives_the_latents_of_the_node(
     flagged: ComfyServer, server: ComfyServer, installation: Installation, family: str, padded: int
 ) -> None:
     """With masks too, where HunyuanVideo's text is padded."""
-    node = {"sage": sage("loader", rotate="auto")}
+    node = sage("loader", rotate="auto")
     wanted = server.latent(server.run(sampling(family, node, padded=padded)), LATENT)
     plain = server.latent(server.run(sampling(family, padded=padded)), LATENT)
     found = flagged.latent(flagged.run(sampling(family, padded=padded)), LATENT)
@@ -46,7 +46,7 @@ def test_the_flag_gives_the_latents_of_the_node(
 
 
 def test_the_node_works_beside_the_flag(flagged: ComfyServer, server: ComfyServer) -> None:
-    chain = {"sage": sage("loader", mode="4b")}
+    chain = sage("loader", mode="4b")
     assert torch.equal(
         flagged.latent(flagged.run(sampling("wan", chain)), LATENT),
         server.latent(server.run(sampling("wan", chain)), LATENT),

@@ -11,7 +11,6 @@ import torch
 
 from tools.comfyui.server import ComfyServer, Prompt, Run
 
-from .installations import Installation
 from .prompts import LATENT, REPORT, sage, sampling, with_report
 
 VALUES = ("nan", "inf")
@@ -27,7 +26,7 @@ def prompt(guard: bool, kind: str = "none", place: str = "backend") -> Prompt:
     """
     inputs = {"model": ["sage", 0], "kind": kind, "place": place, "number": next(_numbers)}
     chain = {
-        "sage": sage("loader", guard=guard, apply_to="self only"),
+        **sage("loader", guard=guard, apply_to="self only"),
         "fault": {"class_type": "TestFault", "inputs": inputs},
     }
     return with_report(sampling("wan", chain, steps=3))
@@ -37,15 +36,6 @@ def counts(run: Run) -> list[str]:
     """The lines of the report that have no times in them."""
     text: str = run.outputs[REPORT]["text"][0]
     return [line.split(" calls,")[0] for line in text.splitlines() if "calls" in line and "Time" not in line]
-
-
-@pytest.fixture(scope="module")
-def newest(installation: Installation, request: pytest.FixtureRequest) -> ComfyServer:
-    """The server, which is not started where it would only be skipped."""
-    if not installation.is_newest:
-        pytest.skip("the faults are tried in the newest version")
-    server: ComfyServer = request.getfixturevalue("server")
-    return server
 
 
 @cache

@@ -19,9 +19,9 @@ def reported(server: ComfyServer, prompt: Prompt) -> tuple[str, str]:
     return text, server.log.read_text(errors="replace")[before:]
 
 
-def test_another_attention_node_behind_is_named(server: ComfyServer) -> None:
+def test_another_attention_node_after_it_is_named(server: ComfyServer) -> None:
     halved = {"class_type": "TestHalvedAttention", "inputs": {"model": ["sage", 0]}}
-    text, log = reported(server, sampling("wan", {"sage": sage("loader"), "halved": halved}))
+    text, log = reported(server, sampling("wan", {**sage("loader"), "halved": halved}))
     assert "0 of 12 attention calls computed by SageAttention2 (0%), 3 steps, 4 attention layers" in text, text
     assert "No speed-up: test_support computed every call" in text
     assert "Left to test_support\n  12 calls" in text and "[SA-316]" in text
@@ -30,11 +30,11 @@ def test_another_attention_node_behind_is_named(server: ComfyServer) -> None:
     )
 
 
-def test_comfyuis_own_attention_node_behind_is_named(server: ComfyServer) -> None:
+def test_comfyuis_own_attention_node_after_it_is_named(server: ComfyServer) -> None:
     if "ModelAttentionBackend" not in server.get("/object_info"):
         pytest.skip("this ComfyUI has no such node")
     inputs = {"model": ["sage", 0], "attention": "pytorch attention"}
-    chain = {"sage": sage("loader"), "core": {"class_type": "ModelAttentionBackend", "inputs": inputs}}
+    chain = {**sage("loader"), "core": {"class_type": "ModelAttentionBackend", "inputs": inputs}}
     text, _ = reported(server, sampling("wan", chain))
     assert "Left to ComfyUI's attention node (attention_pytorch)\n  12 calls" in text, text
 
@@ -42,37 +42,26 @@ def test_comfyuis_own_attention_node_behind_is_named(server: ComfyServer) -> Non
 def test_a_pack_that_takes_over_for_some_steps(server: ComfyServer) -> None:
     """Both prompts go through the model at once: one pass a step."""
     taken = {"class_type": "TestTakenOver", "inputs": {"model": ["sage", 0], "hidden": False}}
-    text, _ = reported(server, sampling("wan", {"sage": sage("loader"), "taken": taken}, steps=4))
+    text, _ = reported(server, sampling("wan", {**sage("loader"), "taken": taken}, steps=4))
     assert "8 of 16 attention calls computed by SageAttention2 (50%), 4 steps" in text, text
     assert "Left to test_support\n  8 calls" in text
 
 
 def test_a_model_that_never_asks_is_named(server: ComfyServer) -> None:
     taken = {"class_type": "TestTakenOver", "inputs": {"model": ["sage", 0], "hidden": True}}
-    text, log = reported(server, sampling("wan", {"sage": sage("loader"), "taken": taken}))
+    text, log = reported(server, sampling("wan", {**sage("loader"), "taken": taken}))
     assert "[SA-317] WAN21 ran 3 times, and none of its attention calls reached the node" in text, text
     assert "[SA-317] WAN21 ran 3 times" in log
 
 
 def test_a_pass_through_is_one_line_of_the_log(server: ComfyServer) -> None:
-    _, log = reported(server, sampling("wan", {"sage": sage("loader", mode="off")}))
+    _, log = reported(server, sampling("wan", sage("loader", mode="off")))
     assert log.count("SageAttention2: The model passes through unchanged: [SA-301] mode is off.") == 1, log
-
-
-def test_a_calibration_says_that_its_sampling_may_be_quantized(server: ComfyServer) -> None:
-    halved = {"class_type": "TestHalvedAttention", "inputs": {"model": ["loader", 0]}}
-    node = {"class_type": "SageAttention2Calibrate", "inputs": {"model": ["halved", 0], "cost_limit": 500.0}}
-    prompt = sampling("wan", {"halved": halved, "calibrate": node})
-    inputs = {"model": ["shift", 0], "samples": ["sampler", 0], "quality": "fast", "file": ""}
-    prompt["made"] = {"class_type": "SageAttention2MakePolicy", "inputs": inputs}
-    assert (
-        "[SA-409] test_support computes the attention of this sampling" in server.run(prompt).outputs["made"]["text"][0]
-    )
 
 
 def test_what_an_earlier_run_recorded_is_told_as_that(server: ComfyServer) -> None:
     """The second run samples another model, and asks for the report of the first."""
-    prompt: dict[str, Any] = with_report(sampling("wan", {"sage": sage("loader")}, seed=4711))
+    prompt: dict[str, Any] = with_report(sampling("wan", sage("loader"), seed=4711))
     assert "From an earlier run" not in server.run(prompt).outputs[REPORT]["text"][0]
     other = copy.deepcopy(prompt)
     other["shift2"] = {"class_type": "ModelSamplingSD3", "inputs": {"model": ["loader", 0], "shift": 3.0}}

@@ -9,70 +9,32 @@ import pytest
 
 from tools.comfyui.server import ComfyServer, Prompt
 
-from .prompts import DEFAULTS, LATENT, sampling
-
-AUTO_POLICY = {
-    "quality": "fast", "policy": "", "cost_limit": 50.0, "rotate": True, "backend": "reference",
-    "measure_quality": False, "guard": False,
-}  # fmt: skip
-# Nodes that show what they did: the values of their inputs beside `model`.
-NODES: dict[str, dict[str, Any]] = {
-    "SageAttention2": DEFAULTS,
-    "SageAttention2AutoPolicy": AUTO_POLICY,
-    "SageAttention2Calibrate": {"cost_limit": 50.0},
-}
-OUTPUTS: dict[str, dict[str, Any]] = {
-    "SageAttention2Report": {},
-    "SageAttention2MakePolicy": {"quality": "fast", "file": ""},
-}
+from .prompts import LATENT, sage, sampling, with_report
 
 
 def linked(node: str, name: str, value: Any) -> Prompt:
-    """A sampling with `node`, to whose input `name` a node gives `value`."""
-    given = {"given": {"class_type": "TestGivenValue", "inputs": {"text": json.dumps(value)}}}
-    if node == "SageAttention2LoadPolicy":
-        load = {"class_type": node, "inputs": {"text": "", "file": "", name: ["given", 0]}}
-        sage = {"model": ["loader", 0], **DEFAULTS, "policy": ["load", 0]}
-        return sampling(
-            "wan", {**given, "load": load, "sage": {"class_type": "SageAttention2", "inputs": sage}}, steps=1
-        )
-    if node in OUTPUTS:
-        inputs = {"model": ["shift", 0], **OUTPUTS[node], name: ["given", 0]}
-        return {**sampling("wan", steps=1), **given, "asked": {"class_type": node, "inputs": inputs}}
-    inputs = {"model": ["loader", 0], **NODES[node], name: ["given", 0]}
-    return sampling("wan", {**given, "asked": {"class_type": node, "inputs": inputs}}, steps=1)
+    """A sampling with every node of ours, where another node gives `value` to the input `name` of the node `node`."""
+    prompt = with_report(sampling("wan", sage("loader"), steps=1))
+    prompt["given"] = {"class_type": "TestGivenValue", "inputs": {"text": json.dumps(value)}}
+    next(entry for entry in prompt.values() if entry["class_type"] == node)["inputs"][name] = ["given", 0]
+    return prompt
 
 
-@pytest.mark.parametrize(
-    ("node", "name"),
-    [("SageAttention2", "policy"), ("SageAttention2AutoPolicy", "policy")],
-)
-def test_no_policy_is_none(server: ComfyServer, node: str, name: str) -> None:
-    prompt = linked(node, name, None)
-    run = server.run(prompt)
-    assert run.outputs["asked"]["text"] and LATENT in run.outputs
+def test_no_options_are_the_defaults(server: ComfyServer) -> None:
+    run = server.run(linked("SageAttention2", "options", None))
+    assert run.outputs["sage"]["text"] and LATENT in run.outputs
 
 
 @pytest.mark.parametrize(
     ("node", "name", "value", "message"),
     [
         ("SageAttention2", "model", None, "model must be a model"),
-        ("SageAttention2", "policy", "a text", "policy must be a policy of SageAttention2 Make Policy"),
-        ("SageAttention2", "guard", None, "guard must be one of 'off'"),
-        ("SageAttention2", "start_percent", None, "start_percent must be a finite number, got None"),
-        ("SageAttention2", "when", None, "when must be one of"),
-        ("SageAttention2AutoPolicy", "model", 7, "model must be a model.*, got 7"),
-        ("SageAttention2AutoPolicy", "policy", {"layers": []}, "policy must be a text, got {'layers'"),
-        ("SageAttention2AutoPolicy", "quality", None, "quality must be one of"),
-        ("SageAttention2AutoPolicy", "quality", ["fast"], "quality must be one of"),
-        ("SageAttention2AutoPolicy", "cost_limit", None, "cost_limit must be a finite number, got None"),
-        ("SageAttention2Calibrate", "cost_limit", "30", "cost_limit must be a finite number, got '30'"),
-        ("SageAttention2Calibrate", "rotate", "no", "rotate must be one of .*, got 'no'"),
-        ("SageAttention2LoadPolicy", "text", 5, "text must be a text, got 5"),
-        ("SageAttention2LoadPolicy", "file", None, "SA-407"),
-        ("SageAttention2Report", "model", None, "model must be a model"),
-        ("SageAttention2MakePolicy", "model", None, "model must be a model"),
-        ("SageAttention2MakePolicy", "file", 5, "file must be a text, got 5"),
+        ("SageAttention2", "smooth_v", "yes", "smooth_v must be true or false, got 'yes'"),
+        ("SageAttention2", "options", "a text", "options must be the output of SageAttention2 Options"),
+        ("SageAttention2Options", "start_percent", None, "start_percent must be a finite number, got None"),
+        ("SageAttention2Options", "guard", None, "guard must be true or false, got None"),
+        ("SageAttention2Report", "model", 7, "model must be a model.*, got 7"),
+        ("SageAttention2Report", "measure_quality", "no", "measure_quality must be true or false, got 'no'"),
     ],
 )
 def test_a_value_that_an_input_cannot_take_is_named(

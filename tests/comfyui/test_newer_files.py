@@ -101,7 +101,7 @@ def test_who_serves_where_the_file_declares_an_attention(
     number = sum(map(ord, str(options)))
     chain: Prompt = {"declares": declares(config, number)}
     if options is not None:
-        chain["sage"] = sage("declares", **options)
+        chain |= sage("declares", **options)
     run = newer.run(h3(chain))
     assert declared_calls(newer) == declared
     text = run.outputs[REPORT]["text"][0]
@@ -149,7 +149,7 @@ def declaring(server: ComfyServer, way: str, config: str, file: str, number: int
         ("nothing", {}, 0, ""),
         ("step range", {"start_percent": 0.5}, CALLS // 2, "SA-302"),
         ("head_dim", {}, CALLS, "SA-202"),
-        ("guard", {"guard": "values"}, CALLS, "SA-312"),
+        ("guard", {}, CALLS, "SA-312"),
         ("off", {"mode": "off"}, CALLS, "SA-301"),
     ],
     ids=["nothing", "step range", "head_dim", "guard", "off"],
@@ -169,7 +169,7 @@ def test_who_computes_what_the_node_declines(
     file = wide_heads if why == "head_dim" else FILE
     loads = declaring(newer, way, config, file, number)
     chain = {name: node for name, node in loads.items() if name != "loader"}
-    chain["sage"] = sage(next(iter(chain), "loader"), **options)
+    chain |= sage(next(iter(chain), "loader"), **options)
     if why == "guard":
         inputs = {"model": ["sage", 0], "kind": "nan", "place": "every call of the backend", "number": number}
         chain["fault"] = {"class_type": "TestFault", "inputs": inputs}
@@ -201,7 +201,7 @@ def test_who_computes_the_cross_attention_that_apply_to_leaves_out(
 ) -> None:
     loads = declaring(newer, way, config, cross, next(_numbers), SD15)
     chain = {name: node for name, node in loads.items() if name != "loader"}
-    chain["sage"] = sage(next(iter(chain), "loader"), apply_to="self only")
+    chain |= sage(next(iter(chain), "loader"), apply_to="self only")
     prompt = sampling_of_wan("wan", chain, steps=STEPS)
     prompt["loader"]["inputs"]["unet_name"] = cross
     for text in ("positive", "negative"):
@@ -219,28 +219,18 @@ def test_who_computes_the_cross_attention_that_apply_to_leaves_out(
     assert f"Left to {label}" in text and "[SA-303]" in text, text
 
 
-def test_a_calibration_takes_exact_attention(newer: ComfyServer) -> None:
-    chain = {
-        "declares": declares(LIST, 1),
-        "calibrate": {
-            "class_type": "SageAttention2Calibrate",
-            "inputs": {"model": ["declares", 0], "cost_limit": 100.0, "rotate": True},
-        },
-    }
-    run = newer.run(h3(chain))
-    assert declared_calls(newer) == 0
-    assert "errors are those against exact attention" in run.outputs[REPORT]["text"][0]
+def both(order: str, sparse: dict[str, Any]) -> Prompt:
+    """The node under test and a node of another sparse attention, in one order or the other."""
+    if order == "node first":
+        return {**sage("loader"), "sparse": {**sparse, "inputs": {**sparse["inputs"], "model": ["sage", 0]}}}
+    return {"sparse": {**sparse, "inputs": {**sparse["inputs"], "model": ["loader", 0]}}, **sage("sparse")}
 
 
 @pytest.mark.parametrize("order", ["node first", "sparse first"])
 def test_blocks_with_an_attention_of_their_own_are_named(newer: ComfyServer, order: str) -> None:
     """Dense steps are the node's in both orders; whose patch computed the others stands in the report."""
     sparse = {"class_type": "TestSparseBlocks", "inputs": {"start_percent": 0.5}}
-    first, second = ("sage", "sparse") if order == "node first" else ("sparse", "sage")
-    nodes = {"sage": sage("loader"), "sparse": sparse}
-    chain = {name: {**nodes[name], "inputs": {**nodes[name]["inputs"]}} for name in (first, second)}
-    chain[first]["inputs"]["model"], chain[second]["inputs"]["model"] = ["loader", 0], [first, 0]
-    text = newer.run(h3(chain)).outputs[REPORT]["text"][0]
+    text = newer.run(h3(both(order, sparse))).outputs[REPORT]["text"][0]
     found = re.search(
         r"(\d+) of \1 attention calls computed by SageAttention2 .*; "
         r"test_support took the place of blocks in (\d) of 4 passes, with (\d)",
@@ -263,11 +253,8 @@ def test_dense_calls_of_model_sparse_attention_are_served(
         pytest.skip("this overlay has no nodes_sparse_attention.py")
     options = {"start_percent": 0.2, "end_percent": 1.0, "dense_blocks": "", "min_tokens": 0, "extra_tokens": 0}
     inputs = {**method, **options, "sink_conditioning": "exact_kv", "verbose": True}
-    first, second = ("sage", "sparse") if order == "node first" else ("sparse", "sage")
-    chain = {"sage": sage("loader"), "sparse": {"class_type": "BlockSparseAttention", "inputs": inputs}}
-    chain = {name: chain[name] for name in (first, second)}
-    chain[first]["inputs"]["model"], chain[second]["inputs"]["model"] = ["loader", 0], [first, 0]
-    text = newer.run(h3(chain)).outputs[REPORT]["text"][0]
+    sparse = {"class_type": "BlockSparseAttention", "inputs": inputs}
+    text = newer.run(h3(both(order, sparse))).outputs[REPORT]["text"][0]
     assert f"{CALLS} of {CALLS} attention calls computed by SageAttention2" in text and "took the place" not in text, (
         text
     )
@@ -279,7 +266,7 @@ def test_a_file_says_what_its_layers_ask_for(newer: ComfyServer) -> None:
     weights = load_file(folder / FILE)
     weights["blocks.0.attn.comfy_attention.config"] = torch.tensor(list(INT8.encode()), dtype=torch.uint8)
     save_file(weights, folder / "tiny_h3_declares.safetensors")
-    prompt = h3({"sage": sage("loader")})
+    prompt = h3(sage("loader"))
     prompt["loader"]["inputs"]["unet_name"] = "tiny_h3_declares.safetensors"
     run = newer.run(prompt)
     for text in (run.outputs["sage"]["text"][0], run.outputs[REPORT]["text"][0]):
@@ -288,7 +275,7 @@ def test_a_file_says_what_its_layers_ask_for(newer: ComfyServer) -> None:
 
 
 def test_the_newer_attention_serves_the_node_as_the_older_one(newer: ComfyServer) -> None:
-    plain = newer.latent(newer.run(h3({"sage": sage("loader", mode="off")})), LATENT)
-    served = newer.latent(newer.run(h3({"sage": sage("loader", rotate=True)})), LATENT)
+    plain = newer.latent(newer.run(h3(sage("loader", mode="off"))), LATENT)
+    served = newer.latent(newer.run(h3(sage("loader", rotate="on"))), LATENT)
     assert not torch.equal(plain, served)
     assert float(torch.nn.functional.cosine_similarity(plain.flatten(), served.flatten(), dim=0)) > 0.999

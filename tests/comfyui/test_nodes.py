@@ -13,16 +13,12 @@ from PIL import Image
 from tools.comfyui.server import ComfyServer, PromptRefused
 
 from .installations import REPOSITORY
-from .prompts import DEFAULTS, LATENT, REPORT, sage, sampling, with_report
+from .prompts import LATENT, REPORT, sage, sampling, with_report
 
-BASIC = ["model", "mode", "sparse", "policy", "guard"]  # the others are advanced
 NODES = (
     "SageAttention2",
+    "SageAttention2Options",
     "SageAttention2Report",
-    "SageAttention2AutoPolicy",
-    "SageAttention2Calibrate",
-    "SageAttention2MakePolicy",
-    "SageAttention2LoadPolicy",
     "SageAttention2DemoCaption",
 )
 
@@ -42,21 +38,21 @@ def picture(server: ComfyServer, shown: dict[str, str]) -> Image.Image:
     return Image.open(io.BytesIO(server.get_bytes(f"/view?{query}")))
 
 
-def test_report_text_and_chart_arrive(server: ComfyServer) -> None:
-    run = server.run(with_report(sampling("wan", {"sage": sage("loader", measure_quality=True)}, seed=7)))
+def test_report_text_and_picture_arrive(server: ComfyServer) -> None:
+    run = server.run(with_report(sampling("wan", sage("loader"), seed=7), measure_quality=True))
     text = run.outputs[REPORT]["text"][0]
     assert "reference · 8b" in text and "cosine 0.99" in text, text
     assert text.splitlines()[0].startswith("No speed-up: the slow reference ran, not a GPU kernel"), text
     assert re.search(r" full precision \(0\.\d{4}; 1 is identical\)$", text.splitlines()[0]), text
     (shown,) = run.outputs[REPORT]["images"]
     image = picture(server, shown)
-    assert image.size == (800, 400)
+    assert 1.9 < image.width / image.height < 2.1
     assert len(image.convert("RGB").getcolors(maxcolors=1 << 20) or ()) > 20
     assert "reference version computes the attention" in run.outputs["sage"]["text"][0]
 
 
 def test_report_passes_samples_and_images_through(server: ComfyServer) -> None:
-    prompt = with_report(sampling("wan", {"sage": sage("loader")}, seed=8))
+    prompt = with_report(sampling("wan", sage("loader"), seed=8))
     prompt["picture"] = {
         "class_type": "EmptyImage",
         "inputs": {"width": 64, "height": 32, "batch_size": 1, "color": 255},
@@ -80,69 +76,91 @@ def test_report_on_a_model_without_the_node(server: ComfyServer) -> None:
 
 
 def test_second_run_comes_from_the_cache(server: ComfyServer) -> None:
-    prompt = with_report(sampling("wan", {"sage": sage("loader")}, seed=10))
+    prompt = with_report(sampling("wan", sage("loader"), seed=10))
     assert REPORT not in server.run(prompt).cached
     assert {"sage", "sampler", REPORT} <= server.run(prompt).cached
 
 
 def test_statistics_start_afresh_when_only_the_seed_changes(server: ComfyServer) -> None:
-    chain = {"sage": sage("loader")}
+    chain = sage("loader")
     texts = [server.run(with_report(sampling("wan", chain, seed=seed))).outputs[REPORT]["text"][0] for seed in (11, 12)]
     counts = [text.splitlines()[2] for text in texts]
     assert counts[0] == counts[1], texts
 
 
 def test_choices_are_the_same_on_every_machine(server: ComfyServer) -> None:
-    choices = {name: spec[1].get("options", spec[0]) for name, spec in inputs(server, "SageAttention2").items()}
-    assert choices["mode"] == ["8b", "4b", "precise", "auto", "exact", "off"]
-    assert choices["when"] == ["where it is faster", "always", "whatever is fastest"]
-    assert choices["guard"] == ["off", "values", "values and fidelity"]
-    assert choices["skip"] == ["off", "lossless", "balanced", "fast"]
+    found = {**inputs(server, "SageAttention2"), **inputs(server, "SageAttention2Options")}
+    choices = {name: spec[1].get("options", spec[0]) for name, spec in found.items()}
+    assert choices["mode"] == ["auto", "8b", "4b", "precise", "exact", "off"]
     assert choices["sparse"] == ["off", "light", "medium", "strong"]
+    assert choices["when"] == ["where it is faster", "always", "whatever is fastest"]
     assert choices["apply_to"] == ["self and cross", "self only"]
+    assert choices["rotate"] == ["auto", "on", "off"]
     assert choices["backend"] == ["auto", "reference", "auto or reference"]
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "auto or reference"])
-@pytest.mark.parametrize("mode", ["8b", "4b", "precise", "auto", "exact", "off"])
+@pytest.mark.parametrize("mode", ["auto", "8b", "4b", "precise", "exact", "off"])
 def test_shared_workflow_is_accepted_whatever_the_machine(server: ComfyServer, mode: str, backend: str) -> None:
     """A workflow stored as JSON on a machine with kernels is accepted here, where none can run."""
-    saved = json.dumps(sampling("wan", {"sage": sage("loader", mode=mode, backend=backend)}, steps=1))
+    saved = json.dumps(sampling("wan", sage("loader", mode=mode, backend=backend), steps=1))
     server.run(json.loads(saved))
+
+
+def test_a_prompt_with_a_model_alone_runs_by_the_defaults(server: ComfyServer) -> None:
+    node = {"class_type": "SageAttention2", "inputs": {"model": ["loader", 0]}}
+    plain = server.run(sampling("wan", {"sage": node}, steps=1)).outputs["sage"]["text"]
+    options = {"class_type": "SageAttention2Options", "inputs": {}}
+    explicit = {"class_type": "SageAttention2", "inputs": {"model": ["loader", 0], "options": ["options", 0]}}
+    chain = {"options": options, "sage": explicit}
+    assert server.run(sampling("wan", chain, steps=1)).outputs["sage"]["text"] == plain
+
+
+def test_inputs_that_the_node_does_not_have_are_named(server: ComfyServer) -> None:
+    """A value and a link, as prompts of other versions have them."""
+    prompt = with_report(sampling("wan", sage("loader"), steps=1))
+    prompt["sage"]["inputs"] |= {"tiles": 16, "policy": ["positive", 0]}
+    prompt["sage_options"]["inputs"]["level"] = "high"
+    outputs = server.run(prompt).outputs
+    lines = ["SageAttention2 has no inputs 'policy', 'tiles'; they were ignored"]
+    lines += ["SageAttention2 Options has no input 'level'; it was ignored"]
+    for text in (outputs["sage"]["text"][0], outputs[REPORT]["text"][0]):
+        assert set(lines) <= set(text.splitlines()), text
 
 
 @pytest.mark.parametrize(
     ("name", "value", "shown", "default"),
     [
-        ("mode", "2b", "mode '2b'", "8b"),
-        ("mode", "8b\n\x1b[31mbroken\ud800" + "x" * 500, r"mode '8b\n\x1b[31mbroken", "8b"),
-        ("mode", {"8b": 1}, "mode {'8b': 1}", "8b"),
+        ("mode", "2b", "mode '2b'", "auto"),
+        ("mode", "8b\n\x1b[31mbroken\ud800" + "x" * 500, r"mode '8b\n\x1b[31mbroken", "auto"),
+        ("mode", {"8b": 1}, "mode {'8b': 1}", "auto"),
+        ("sparse", "most", "sparse 'most'", "off"),
         ("backend", "sm_of_tomorrow", "backend 'sm_of_tomorrow'", "auto"),
     ],
-    ids=["mode", "hostile mode", "no text", "backend"],
+    ids=["mode", "hostile mode", "no text", "sparse", "backend"],
 )
 def test_an_unknown_choice_gives_way_to_the_default(
     server: ComfyServer, name: str, value: Any, shown: str, default: str
 ) -> None:
     """On the node, in the report and in the log, each in one line."""
-    run = server.run(with_report(sampling("wan", {"sage": sage("loader", **{name: value})}, steps=1)))
+    run = server.run(with_report(sampling("wan", sage("loader", **{name: value}), steps=1)))
     report = run.outputs[REPORT]["text"][0]
     for text in (run.outputs["sage"]["text"][0], report, server.log.read_text(errors="replace")):
         line = [line for line in text.splitlines() if "SA-401" in line][-1]
         assert f"[SA-401] {shown}" in line and f"is unknown, so {default} is used" in line and len(line) < 250, line
-    assert f"mode {DEFAULTS['mode']}" in report
+    assert "mode auto" in report
 
 
 @pytest.mark.parametrize(("first", "last"), [(0.9, 0.1), (-0.5, 1.0), (0.0, 1.5), (float("nan"), 1.0)])
 def test_steps_that_cannot_be_are_refused(server: ComfyServer, first: float, last: float) -> None:
     """By the host where a value is out of its bounds, else by the node: each error is told once."""
-    chain = {"sage": sage("loader", start_percent=first, end_percent=last)}
+    chain = sage("loader", start_percent=first, end_percent=last)
     with pytest.raises((PromptRefused, RuntimeError)) as refused:
         server.run(sampling("wan", chain))
     text = str(refused.value)
     if isinstance(refused.value, RuntimeError):
         assert (
-            "[SA-402] 'active from' (start_percent) must not be above 'active until'" in text
+            "[SA-402] 'start percent' (start_percent) must not be above 'end percent'" in text
             or "[SA-401] the input start_percent must" in text
         )
     else:
@@ -151,9 +169,9 @@ def test_steps_that_cannot_be_are_refused(server: ComfyServer, first: float, las
 
 def test_a_share_of_the_steps_that_another_node_gives_is_accepted(server: ComfyServer) -> None:
     """Its value is unknown before the run; that of the other input is still checked then, by the node."""
-    prompt = sampling("wan", {"sage": sage("loader", end_percent=0.4)}, steps=1)
+    prompt = sampling("wan", sage("loader", end_percent=0.4), steps=1)
     prompt["share"] = {"class_type": "PrimitiveFloat", "inputs": {"value": 0.25}}
-    prompt["sage"]["inputs"]["start_percent"] = ["share", 0]
+    prompt["sage_options"]["inputs"]["start_percent"] = ["share", 0]
     server.run(prompt)
     prompt["share"]["inputs"]["value"] = 0.75
     with pytest.raises(RuntimeError, match="SA-402"):
@@ -161,7 +179,7 @@ def test_a_share_of_the_steps_that_another_node_gives_is_accepted(server: ComfyS
 
 
 def test_the_reference_serves_where_no_kernel_can_if_asked_for(server: ComfyServer) -> None:
-    run = server.run(with_report(sampling("wan", {"sage": sage("loader", backend="auto or reference")}, steps=1)))
+    run = server.run(with_report(sampling("wan", sage("loader", backend="auto or reference"), steps=1)))
     shown = run.outputs["sage"]["text"][0].splitlines()
     assert shown[0].startswith("The slow reference version computes the attention")
     assert "SA-10" in shown[1] and "The slow reference version runs in place of a kernel" in shown[1]
@@ -175,73 +193,22 @@ def test_every_input_and_output_has_a_tooltip(server: ComfyServer, node: str) ->
     assert all(info(server, node)["output_tooltips"])
 
 
-def test_a_tooltip_has_a_line_for_each_choice(server: ComfyServer) -> None:
-    lines = inputs(server, "SageAttention2")["guard"][1]["tooltip"].splitlines()
-    assert [line.partition(": ")[0] for line in lines[1:-1]] == ["values", "values and fidelity", "off"]
-    assert ": " not in lines[0] and lines[-1].startswith("API prompts")
+def test_tooltips_are_short(server: ComfyServer) -> None:
+    """Nodes 2.0 shows them in narrow columns, over other nodes."""
+    for node in ("SageAttention2", "SageAttention2Options", "SageAttention2Report"):
+        long = {name: text for name, spec in inputs(server, node).items() if len(text := spec[1]["tooltip"]) > 330}
+        assert long == {}
 
 
-def test_expert_inputs_are_advanced(server: ComfyServer) -> None:
-    advanced = {name for name, spec in inputs(server, "SageAttention2").items() if spec[1].get("advanced")}
-    assert set(inputs(server, "SageAttention2")) - advanced == {*BASIC, "guard_level"}
-
-
-def test_inputs_for_everybody_come_first_and_the_older_forms_last(server: ComfyServer) -> None:
-    assert list(inputs(server, "SageAttention2"))[: len(BASIC)] == BASIC
-    assert list(inputs(server, "SageAttention2"))[-2:] == ["skip", "guard_level"]
-    assert [name for name, spec in inputs(server, "SageAttention2").items() if spec[1].get("hidden")] == ["guard_level"]
+def test_the_node_has_three_values_and_its_options(server: ComfyServer) -> None:
+    assert list(inputs(server, "SageAttention2")) == ["model", "mode", "smooth_v", "sparse", "options"]
 
 
 @pytest.mark.parametrize("node", NODES)
 def test_inputs_have_names_in_words(server: ComfyServer, node: str) -> None:
     """What an input is called, unless it has a name for the user."""
     shown = {name: spec[1].get("display_name", name) for name, spec in inputs(server, node).items()}
-    assert [name for name, words in shown.items() if "_" in words and name != "guard_level"] == []
-
-
-def test_a_new_node_is_guarded(server: ComfyServer) -> None:
-    assert inputs(server, "SageAttention2")["guard"][1]["default"] == "values"
-
-
-def test_a_new_node_computes_all_tiles(server: ComfyServer) -> None:
-    assert inputs(server, "SageAttention2")["skip"][1]["default"] == "off"
-    assert inputs(server, "SageAttention2")["sparse"][1]["default"] == "off"
-
-
-@pytest.mark.parametrize("node", ["SageAttention2", "SageAttention2Calibrate"])
-def test_a_new_node_rotates_the_heads_that_gain(server: ComfyServer, node: str) -> None:
-    assert inputs(server, node)["rotate"][1]["default"] == "auto"
-
-
-def test_a_new_node_quantizes_where_it_is_faster(server: ComfyServer) -> None:
-    assert inputs(server, "SageAttention2")["when"][1]["default"] == "where it is faster"
-
-
-@pytest.mark.parametrize(
-    ("given", "shown"),
-    [
-        ({}, None),
-        ({"guard": False, "guard_level": "values and fidelity"}, None),
-        ({"guard": True}, "guard (values)"),
-        ({"guard": True, "guard_level": "values and fidelity"}, "guard (values and fidelity)"),
-        ({"guard": "off", "guard_level": "values and fidelity"}, None),
-        ({"guard": "values", "guard_level": "values and fidelity"}, "guard (values)"),
-        ({"guard": "values and fidelity"}, "guard (values and fidelity)"),
-    ],
-    ids=str,
-)
-def test_the_guard_of_prompts_of_every_version(server: ComfyServer, given: dict[str, Any], shown: str | None) -> None:
-    """Earlier ones had a switch, and beside it what is checked."""
-    text = server.run(sampling("wan", {"sage": sage("loader", **given)}, steps=1)).outputs["sage"]["text"][0]
-    assert (shown in text) if shown is not None else ("guard" not in text)
-
-
-@pytest.mark.parametrize("value", ["on", "True", None, 2, ["values"]], ids=str)
-def test_an_unknown_guard_is_one_error(server: ComfyServer, value: Any) -> None:
-    with pytest.raises((PromptRefused, RuntimeError), match="guard") as refused:
-        server.run(sampling("wan", {"sage": sage("loader", guard=value)}, steps=1))
-    text = str(refused.value)
-    assert "guard must be one of 'off', 'values', 'values and fidelity'" in text or text.count('"input_name"') == 1
+    assert [name for name, words in shown.items() if "_" in words] == []
 
 
 @pytest.mark.parametrize("node", NODES)

@@ -1,123 +1,154 @@
-"""What can be said of the shipped workflows' files without a ComfyUI."""
+"""What can be said of the shipped workflows' files without a ComfyUI.
+
+The files are edited in ComfyUI: open one, change it, and export it over itself.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image, ImageChops, ImageStat
 
-from comfy_sage2 import __version__
-from tools.workflows.draw_thumbnails import SIDE, thumbnail
-from tools.workflows.graph import CORE, FOLDERS, MADE_WITH, PACK, READABLE
-from tools.workflows.shipped import WORKFLOWS, Workflow
-
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"
-MOST_BYTES = 60_000
+WORKFLOWS = sorted(FOLDER.glob("*.json"))
+DEMO = "Demo model video without a GPU - SageAttention"  # its files come with the repository
+COMPARISON = "Compare Wan2.1 with full precision - SageAttention"  # one of its samplers is without the node
+PACK, CORE = "comfy-sage2", "comfy-core"  # as the registry names them
+FOLDERS = {
+    "checkpoints", "clip_vision", "diffusion_models", "latent_upscale_models", "loras", "text_encoders", "vae",
+}  # fmt: skip
+READABLE = 0.7  # the zoom below which texts are hard to read
 TITLE = 30  # pixels, of a node
+# Pixels by which a node grows when it shows what a run did.
+GROWS = {"SageAttention2": 68, "SageAttention2Report": 300}
+THUMBNAIL, MOST_BYTES = (400, 400), 60_000
 # What the template browser shows of a thumbnail; fewer of 255 levels apart are the same to the eye.
 SHOWN, APART = (130, 130), 4.0
 
-
-def nodes(workflow: Workflow) -> list[dict[str, Any]]:
-    document = json.loads((FOLDER / f"{workflow.title}.json").read_text(encoding="utf-8"))
-    return [node for node in document["nodes"] if node["type"] != "MarkdownNote"]
+each_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 
 
-def test_the_folder_holds_these_workflows_and_no_others() -> None:
-    """The template browser finds a pack's files by name, and in one folder only."""
-    titles = {workflow.title for workflow in WORKFLOWS}
-    assert len(titles) == len(WORKFLOWS)
-    assert {path.stem for path in FOLDER.glob("*.json")} == titles
-    assert {path.stem for path in FOLDER.glob("*.jpg")} == titles
-    names = {workflow.name for workflow in WORKFLOWS}
-    assert {path.stem for path in (FOLDER / "api").glob("sage2_*.json")} == names
+def read(path: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
-def test_titles_are_read_and_found(workflow: Workflow) -> None:
-    """A title is the name of a file, on every system; the template browser cuts it off after about 35 letters."""
-    assert re.fullmatch(r"[A-Z][\w.,-]*( [\w.,-]+)+ - SageAttention", workflow.title, re.ASCII), workflow.title
-    assert len(f"{workflow.family} {workflow.task}") <= 36, workflow.title
+def nodes(path: Path) -> list[dict[str, Any]]:
+    return [node for node in read(path)["nodes"] if node["type"] != "MarkdownNote"]
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
-def test_every_node_names_its_pack_and_version(workflow: Workflow) -> None:
+def notes(path: Path) -> str:
+    return "\n".join(node["widgets_values"][0] for node in read(path)["nodes"] if node["type"] == "MarkdownNote")
+
+
+def models(path: Path) -> list[dict[str, str]]:
+    return [model for node in nodes(path) for model in node["properties"].get("models", ())]
+
+
+@each_workflow
+def test_titles_are_read_and_found(path: Path) -> None:
+    """ComfyUI's template browser shows and searches nothing else of a pack's templates.
+
+    It cuts titles off after about 35 letters, so the model comes first. A title of few words ranks higher, and a digit
+    after a name counts as a word: so it is "Wan2.2", which is found as "wan 2.2" too.
+    """
+    title, _, pack = path.stem.rpartition(" - ")
+    assert pack == "SageAttention" and len(title) <= 36
+    assert re.fullmatch(r"[A-Z][\w.,-]*( [\w.,-]+)+", title, re.ASCII), title
+
+
+@each_workflow
+def test_every_node_names_its_pack_and_version(path: Path) -> None:
     """The manager finds the pack of a node that is missing by them."""
-    for node in nodes(workflow):
-        expected = (PACK, __version__) if node["type"].startswith("SageAttention2") else (CORE, MADE_WITH)
-        assert (node["properties"]["cnr_id"], node["properties"]["ver"]) == expected, node["type"]
+    for node in nodes(path):
+        assert node["properties"]["cnr_id"] == (PACK if node["type"].startswith("SageAttention2") else CORE)
+        assert node["properties"]["ver"]
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
-def test_notes_can_be_read_in_both_designs(workflow: Workflow) -> None:
+@each_workflow
+def test_notes_can_be_read_in_both_designs(path: Path) -> None:
     """ComfyUI's newer design writes code in blue on a note's brown."""
-    document = json.loads((FOLDER / f"{workflow.title}.json").read_text(encoding="utf-8"))
-    notes = [node["widgets_values"][0] for node in document["nodes"] if node["type"] == "MarkdownNote"]
-    assert notes and not any("`" in note for note in notes)
+    assert notes(path) and "`" not in notes(path)
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
-def test_nodes_do_not_overlap_and_open_at_a_size_that_is_read(workflow: Workflow) -> None:
-    """The frontend fits the nodes with their titles into three quarters of the window."""
-    document = json.loads((FOLDER / f"{workflow.title}.json").read_text(encoding="utf-8"))
+@each_workflow
+def test_nodes_do_not_overlap_and_open_at_a_size_that_is_read(path: Path) -> None:
+    """Not after a run either. The frontend fits the nodes with their titles into three quarters of the window."""
     boxes = [
-        (*node["pos"], node["pos"][0] + node["size"][0], node["pos"][1] + node["size"][1]) for node in document["nodes"]
+        (x, y, x + width, y + height + GROWS.get(node["type"], 0))
+        for node in read(path)["nodes"]
+        for (x, y), (width, height) in [(node["pos"], node["size"])]
     ]
     for a, b in itertools.combinations(boxes, 2):
         assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a, b)
     width = max(box[2] for box in boxes) - min(box[0] for box in boxes)
     height = max(box[3] for box in boxes) - min(box[1] for box in boxes)
-    zoom = 0.75 * min(1920 / width, 937 / (height + TITLE))
-    assert zoom >= READABLE, zoom
+    assert 0.75 * min(1920 / width, 937 / (height + TITLE)) >= READABLE
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
-def test_wires_lead_to_the_right_or_down(workflow: Workflow) -> None:
+@each_workflow
+def test_wires_lead_to_the_right_or_down(path: Path) -> None:
     """A graph is read as a text is."""
-    document = json.loads((FOLDER / f"{workflow.title}.json").read_text(encoding="utf-8"))
+    document = read(path)
     places = {node["id"]: node["pos"] for node in document["nodes"]}
     for _, start, _, end, _, _ in document["links"]:
         assert places[start] < places[end], (start, end)
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
-def test_every_file_of_a_loader_can_be_downloaded(workflow: Workflow) -> None:
+@each_workflow
+def test_the_node_stands_between_loader_and_sampler(path: Path) -> None:
+    document = read(path)
+    by_id = {node["id"]: node for node in document["nodes"]}
+    links = {link[0]: link for link in document["links"]}
+
+    def model_nodes(node: dict[str, Any]) -> list[str]:
+        entry = next((entry for entry in node["inputs"] if entry["name"] in ("model", "guider")), None)
+        if entry is None:
+            return [node["type"]]
+        return [node["type"], *model_nodes(by_id[links[entry["link"]][1]])]
+
+    samplers = [node for node in nodes(path) if node["type"].startswith(("KSampler", "SamplerCustom"))]
+    chains = [model_nodes(node) for node in samplers if node["type"] != "KSamplerSelect"]
+    without = [chain for chain in chains if "SageAttention2" not in chain]
+    assert len(without) == (1 if path.stem == COMPARISON else 0), chains
+    assert all(chain[-1] in ("UNETLoader", "CheckpointLoaderSimple") for chain in chains)
+
+
+@each_workflow
+def test_every_file_of_a_loader_can_be_downloaded(path: Path) -> None:
     """ComfyUI's list of missing models reads name, address and folder from the node that loads the file."""
-    loaders = 0
-    for node in nodes(workflow):
-        models = node["properties"].get("models", [])
-        files = [value for value in node["widgets_values"] if str(value).endswith(".safetensors")]
-        if workflow.name == "sage2_demo_model":  # its files come with the repository
-            assert models == []
-            continue
-        assert [model["name"] for model in models] == files
-        loaders += len(models)
-        for model in models:
-            assert set(model) == {"name", "url", "directory"} and model["directory"] in FOLDERS.values()
-            assert model["url"].startswith("https://huggingface.co/") and model["url"].endswith(f"/{model['name']}")
-    assert loaders or workflow.name == "sage2_demo_model"
+    files = [value for node in nodes(path) for value in node["widgets_values"] if str(value).endswith(".safetensors")]
+    assert files
+    if path.stem == DEMO:
+        folder = "lab/models/demo"
+        there = {file.name for file in (FOLDER.parent / folder).rglob("*.safetensors")}
+        assert models(path) == [] and folder in notes(path) and set(files) <= there
+        return
+    assert [model["name"] for model in models(path)] == files
+    for model in models(path):
+        assert set(model) == {"name", "url", "directory"} and model["directory"] in FOLDERS
+        assert model["url"].startswith("https://huggingface.co/") and model["url"].endswith(f"/{model['name']}")
+        assert model["url"] in notes(path) and f"{model['directory']}/{model['name']}" in notes(path)
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
-def test_thumbnail_is_small_and_says_what_it_is(workflow: Workflow) -> None:
-    data = (FOLDER / f"{workflow.title}.jpg").read_bytes()
-    assert len(data) < MOST_BYTES
-    picture = Image.open(BytesIO(data))
-    expected = thumbnail(workflow)
-    assert picture.size == expected.size == (SIDE, SIDE)
-    # JPEG and another Pillow change a picture a little.
-    difference = ImageStat.Stat(ImageChops.difference(picture.convert("RGB"), expected)).mean
-    assert max(difference) < APART, "run python -m tools.workflows.draw_thumbnails"
+def thumbnail(path: Path) -> Image.Image:
+    return Image.open(path.with_suffix(".jpg")).convert("RGB")
+
+
+def test_every_workflow_has_a_small_thumbnail() -> None:
+    """The template browser finds a pack's files by name, and in one folder only."""
+    assert {path.stem for path in FOLDER.iterdir()} == {path.stem for path in WORKFLOWS}
+    for path in WORKFLOWS:
+        assert thumbnail(path).size == THUMBNAIL
+        assert path.with_suffix(".jpg").stat().st_size < MOST_BYTES
 
 
 def test_thumbnails_differ_at_a_glance() -> None:
-    shown = [thumbnail(workflow).resize(SHOWN) for workflow in WORKFLOWS]
-    for number, first in enumerate(shown):
-        for second in shown[number + 1 :]:
-            assert max(ImageStat.Stat(ImageChops.difference(first, second)).mean) > APART
+    shown = [thumbnail(path).resize(SHOWN) for path in WORKFLOWS]
+    for first, second in itertools.combinations(shown, 2):
+        assert max(ImageStat.Stat(ImageChops.difference(first, second)).mean) > APART

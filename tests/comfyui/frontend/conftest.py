@@ -1,37 +1,41 @@
-"""A browser with the frontend of each newest ComfyUI."""
+"""A browser with the frontend of the newest ComfyUI."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from tools.comfyui.server import ComfyServer
-from tools.workflows import frontend
-from tools.workflows.chromium import Chromium, find_chromium
 
-from ..conftest import NO_BROWSER
 from ..installations import Installation
+from . import browser
 
 
 @pytest.fixture(scope="package")
-def page(server: ComfyServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
-    """A browser with the frontend of the newest version."""
-    executable = find_chromium()
-    if executable is None:
-        pytest.skip(NO_BROWSER)
-    if not Installation(server.root).is_newest:
+def chromium(installation: Installation) -> Iterator[Browser]:
+    """The browser, where the frontend is tested."""
+    if not installation.is_newest:
         pytest.skip("the frontend is that of the newest version")
-    frontend.write_settings(server.base)
-    with Chromium(executable, tmp_path_factory.mktemp("chromium"), 1800, 1200) as browser:
-        frontend.open_frontend(browser, f"http://127.0.0.1:{server.port}/")
-        yield browser
-        assert browser.errors == []
+    executable = browser.find_chromium()
+    if executable is None:
+        pytest.skip(browser.NO_BROWSER)
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=executable, args=["--disable-gpu"])
 
 
-@pytest.fixture(params=["canvas", "Nodes 2.0"])
-def design(page: Chromium, request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture(scope="package")
+def page(chromium: Browser, server: ComfyServer) -> Iterator[Page]:
+    """A page with the frontend."""
+    browser.write_settings(server.base)
+    with browser.opened(chromium, server) as page:
+        yield page
+
+
+@pytest.fixture(params=["classic", "Nodes 2.0"])
+def design(page: Page, request: pytest.FixtureRequest) -> Iterator[str]:
     """Each design of the nodes in turn."""
-    frontend.choose_design(page, vue=request.param == "Nodes 2.0")
+    browser.set_setting(page, "Comfy.VueNodes.Enabled", request.param == "Nodes 2.0")
     yield request.param
-    frontend.choose_design(page, vue=False)
+    browser.set_setting(page, "Comfy.VueNodes.Enabled", False)

@@ -1,1 +1,1 @@
-"""The node and the drop-in among other people's packs and ComfyUI's own patches; what happened goes into a page."""
+"""The node and the drop-in among other people's packs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from functools import cache
 from typing import Any
 
@@ -13,12 +12,11 @@ import torch
 from tools.comfyui.server import ComfyServer, Prompt, Run
 
 from .. import packs
-from ..prompts import LATENT, REPORT, sage, sampling, with_report
+from ..prompts import LATENT, REPORT, sampling, with_report
 
 Chain = dict[str, dict[str, Any]]
 
 STEPS = 4
-TIMES = re.compile(r", [\d.]+ s\b")
 
 
 def need(pack: str) -> None:
@@ -36,11 +34,6 @@ def half(model: str) -> dict[str, Any]:
     return node("ModelComputeDtype", model, dtype="bf16")
 
 
-def ours(model: str, **options: Any) -> dict[str, Any]:
-    """The node with what a new node has where it decides the numbers, as the drop-in has it."""
-    return sage(model, rotate="auto", **options)
-
-
 def latents(server: ComfyServer, prompt: Prompt) -> torch.Tensor:
     """Of a prompt, sampled once for all tests."""
     return _sampled(server, json.dumps(prompt))
@@ -55,20 +48,16 @@ def wan(chain: Chain) -> Prompt:
     return sampling("wan", chain, steps=STEPS)
 
 
-def counts(run: Run) -> list[str]:
-    """The report's lines that count calls or name another attention, without times and what the process did before."""
-    words = ("call", "computed", "replaced", "another", "left to")
-    text = run.outputs[REPORT]["text"][0].partition("Calls of sageattention")[0]
-    found = [line.strip() for line in text.splitlines() if any(word in line.lower() for word in words)]
-    return [TIMES.sub("", line) for line in found if line != "Computed by" and "Time" not in line]
+def said(run: Run) -> str:
+    """The report, without what other samplings of this process did."""
+    text: str = run.outputs[REPORT]["text"][0]
+    return text.partition("Calls of sageattention")[0]
 
 
 def close(found: torch.Tensor, plain: torch.Tensor, least: float = 0.999) -> bool:
     """Whether the cosine similarity is above `least`, where mode 8b leaves it with these models."""
     found, plain = found.flatten(), plain.flatten()
-    cosine = float(torch.nn.functional.cosine_similarity(found, plain, dim=0))
-    print(f"cosine similarity {cosine:.6f}")
-    return cosine > least
+    return float(torch.nn.functional.cosine_similarity(found, plain, dim=0)) > least
 
 
 def run_of(host: ComfyServer, chain: Chain) -> tuple[Run, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""One server for all stacks: the newest ComfyUI with every pack that is there.
+"""One server with the packs: the newest ComfyUI with every pack that is there.
 
 The packs are clones in the folder that COMFY_SAGE2_PACKS names. Their Python packages have to be in ComfyUI's Python:
 `.venv-host/bin/python -m pip install -r FOLDER/PACK/requirements.txt` puts them there.
@@ -24,7 +24,6 @@ NEWEST = [found for found in installations() if found.is_newest][:1]
 # One for each pack: what has to be among the nodes once it is loaded.
 NODE_OF = {
     packs.KJNODES: "PathchSageAttentionKJ",
-    packs.BLEH: "BlehSageAttentionSampler",
     packs.GGUF: "UnetLoaderGGUF",
     packs.WAN_WRAPPER: "WanVideoSampler",
 }

@@ -1,4 +1,4 @@
-"""KJNodes' *Patch Sage Attention*: alone, before and behind the node, and compiled."""
+"""KJNodes' *Patch Sage Attention*: alone, before and after the node, and compiled."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import torch
 from tools.comfyui.server import ComfyServer
 
 from .. import packs
-from ..installations import Installation
-from ..prompts import REPORT
-from .chains import counts, half, latents, need, node, ours, run_of, wan
+from ..prompts import sage
+from .chains import half, latents, need, node, run_of, said, wan
 
 
 def kj(model: str, kind: str = "auto") -> dict[str, Any]:
     return node("PathchSageAttentionKJ", model, sage_attention=kind, allow_compile=False)
 
 
-def test_kjnodes_alone(host: ComfyServer, newest: Installation) -> None:
+def test_kjnodes_alone(host: ComfyServer) -> None:
     need(packs.KJNODES)
     plain = latents(host, wan({"half": half("loader")}))
     for kind, mode in {
@@ -28,30 +27,30 @@ def test_kjnodes_alone(host: ComfyServer, newest: Installation) -> None:
         "sageattn_qk_int8_pv_fp16_cuda": "precise",
         "sageattn_qk_int8_pv_fp16_triton": "precise",
     }.items():
-        wanted = latents(host, wan({"half": half("loader"), "sage": ours("half", mode=mode)}))
+        wanted = latents(host, wan({"half": half("loader"), **sage("half", mode=mode)}))
         found = latents(host, wan({"half": half("loader"), "kj": kj("half", kind)}))
         assert not torch.equal(wanted, plain) and torch.equal(found, wanted), kind
 
 
-def test_kjnodes_behind_the_node(host: ComfyServer, newest: Installation) -> None:
+def test_kjnodes_after_the_node(host: ComfyServer) -> None:
     """It replaces the node, and the report must not claim its calls."""
     need(packs.KJNODES)
-    run, found = run_of(host, {"half": half("loader"), "sage": ours("half", mode="4b"), "kj": kj("sage")})
-    wanted = latents(host, wan({"half": half("loader"), "sage": ours("half")}))
+    run, found = run_of(host, {"half": half("loader"), **sage("half", mode="4b"), "kj": kj("sage")})
+    wanted = latents(host, wan({"half": half("loader"), **sage("half")}))
     assert torch.equal(found, wanted)
-    said = "\n".join(counts(run))
-    assert "0 of 16 attention calls computed by SageAttention2" in said and "Left to ComfyUI-KJNodes" in said, said
+    text = said(run)
+    assert "0 of 16 attention calls computed by SageAttention2" in text and "Left to ComfyUI-KJNodes" in text, text
 
 
-def test_kjnodes_before_the_node(host: ComfyServer, newest: Installation) -> None:
+def test_kjnodes_before_the_node(host: ComfyServer) -> None:
     need(packs.KJNODES)
-    run, found = run_of(host, {"half": half("loader"), "kj": kj("half"), "sage": ours("kj", mode="4b")})
-    wanted = latents(host, wan({"half": half("loader"), "sage": ours("half", mode="4b")}))
+    run, found = run_of(host, {"half": half("loader"), "kj": kj("half"), **sage("kj", mode="4b")})
+    wanted = latents(host, wan({"half": half("loader"), **sage("half", mode="4b")}))
     assert torch.equal(found, wanted)
-    assert "(100%)" in run.outputs[REPORT]["text"][0]
+    assert "(100%)" in said(run)
 
 
-def test_compiled_kjnodes(host: ComfyServer, newest: Installation) -> None:
+def test_compiled_kjnodes(host: ComfyServer) -> None:
     """The drop-in's call is one operator: the compiler need not be kept from it."""
     need(packs.KJNODES)
     patched = kj("half")

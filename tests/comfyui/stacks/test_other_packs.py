@@ -1,4 +1,4 @@
-"""Packs beside KJNodes: the GGUF loader, bleh's sampler and WanVideoWrapper."""
+"""Packs beside KJNodes: the GGUF loader and WanVideoWrapper."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch
 from tools.comfyui.server import ComfyServer, Prompt
 
 from .. import packs
-from ..installations import Installation
-from ..prompts import LATENT, REPORT, sampling, with_report
-from .chains import STEPS, Chain, close, counts, latents, need, node, ours, wan
+from ..prompts import LATENT, REPORT, sage, sampling, with_report
+from .chains import Chain, close, latents, need, node, said, wan
 
 _seeds = itertools.count(1000)
 
@@ -25,7 +24,7 @@ def calls_of_others(host: ComfyServer) -> int:
     return int(found[1]) if found else 0
 
 
-def test_gguf(host: ComfyServer, newest: Installation) -> None:
+def test_gguf(host: ComfyServer) -> None:
     need(packs.GGUF)
 
     def gguf(chain: Chain) -> Prompt:
@@ -34,53 +33,13 @@ def test_gguf(host: ComfyServer, newest: Installation) -> None:
         return prompt
 
     plain = latents(host, gguf({}))
-    run = host.run(with_report(gguf({"sage": ours("loader")})))
+    run = host.run(with_report(gguf(sage("loader"))))
     found = host.latent(run, LATENT)
     assert not torch.equal(found, plain) and close(found, plain)
-    assert "(100%)" in run.outputs[REPORT]["text"][0]
+    assert "(100%)" in said(run)
 
 
-def custom(chain: Chain, *, end_percent: float | None) -> Prompt:
-    """A sampling by SamplerCustom, with bleh's sampler until `end_percent`."""
-    prompt = wan(chain)
-    old = prompt.pop("sampler")["inputs"]
-    prompt["euler"] = {"class_type": "KSamplerSelect", "inputs": {"sampler_name": "euler"}}
-    sampler = "euler"
-    if end_percent is not None:
-        inputs = {"sampler": ["euler", 0], "start_percent": 0.0, "end_percent": end_percent, "yaml_parameters": ""}
-        prompt["bleh"] = {"class_type": "BlehSageAttentionSampler", "inputs": inputs}
-        sampler = "bleh"
-    inputs = {"model": ["shift", 0], "scheduler": "simple", "steps": STEPS, "denoise": 1.0}
-    prompt["sigmas"] = {"class_type": "BasicScheduler", "inputs": inputs}
-    inputs = {
-        "model": ["shift", 0], "add_noise": True, "noise_seed": 42, "cfg": old["cfg"], "positive": old["positive"],
-        "negative": old["negative"], "sampler": [sampler, 0], "sigmas": ["sigmas", 0],
-        "latent_image": old["latent_image"],
-    }  # fmt: skip
-    prompt["sampler"] = {"class_type": "SamplerCustom", "inputs": inputs}
-    return prompt
-
-
-def test_bleh_alone(host: ComfyServer, newest: Installation) -> None:
-    """It leaves cross-attention alone, since it takes the drop-in for sageattention 1.x."""
-    need(packs.BLEH)
-    plain = latents(host, custom({}, end_percent=None))
-    wanted = latents(host, custom({"sage": ours("loader", apply_to="self only")}, end_percent=None))
-    found = latents(host, custom({}, end_percent=1.0))
-    assert not torch.equal(found, plain) and torch.equal(found, wanted)
-
-
-def test_bleh_for_half_of_the_steps(host: ComfyServer, newest: Installation) -> None:
-    need(packs.BLEH)
-    run = host.run(with_report(custom({"sage": ours("loader")}, end_percent=0.5)))
-    found = host.latent(run, LATENT)
-    plain = latents(host, custom({}, end_percent=None))
-    assert close(found, plain)
-    said = "\n".join(counts(run))  # half of the noise lies in three of the four steps
-    assert "4 of 16 attention calls computed by SageAttention2" in said and "Left to ComfyUI-bleh" in said, said
-
-
-def test_wan_video_wrapper(host: ComfyServer, newest: Installation) -> None:
+def test_wan_video_wrapper(host: ComfyServer) -> None:
     need(packs.WAN_WRAPPER)
 
     def prompt(attention: str) -> Prompt:

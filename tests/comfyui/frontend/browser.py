@@ -1,0 +1,198 @@
+"""ComfyUI's frontend in a headless Chromium: open workflows, run them, look at them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import Browser, Page
+
+from tools.comfyui.server import ComfyServer, Prompt
+
+NO_BROWSER = "no Chromium here: install one, or name it in CHROMIUM_PATH"
+# Set to a folder to keep the pictures that the tests take: web/docs/images has those of the nodes.
+PICTURES = os.environ.get("COMFY_SAGE2_PICTURES")
+WINDOW: Any = {"width": 1800, "height": 1200}
+# The frontend's first start would open its template browser over the graph.
+SETTINGS = {
+    "Comfy.TutorialCompleted": True,
+    "Comfy.Minimap.Visible": False,
+    "Comfy.Graph.CanvasInfo": False,
+    "Comfy.Workflow.ShowMissingModelsWarning": False,
+}
+# The frontend opens a workflow of its own while it starts, which would replace one that is loaded before.
+READY = (
+    "window.LiteGraph?.registered_node_types.SageAttention2 && window.app?.graph"
+    " && app.extensionManager.workflow.activeWorkflow && !app.extensionManager.spinner"
+)
+STORE = "document.getElementById('vue-app').__vue_app__.config.globalProperties.$pinia._s.get({name!r})"
+
+
+def find_chromium() -> str | None:
+    """The browser that CHROMIUM_PATH names, or the first usual one on the PATH."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return os.environ.get("CHROMIUM_PATH") or next((path for path in map(shutil.which, names) if path), None)
+
+
+@contextmanager
+def opened(chromium: Browser, server: ComfyServer) -> Iterator[Page]:
+    """A page with the frontend of `server`. An error of the page's scripts fails the last test that uses it."""
+    page = chromium.new_page(viewport=WINDOW)
+    page.set_default_timeout(100_000)  # milliseconds: on a busy machine the server takes its time
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    reopen(page, server)
+    yield page
+    page.close()
+    assert errors == []
+
+
+def write_settings(base: Path) -> None:
+    """Set the frontend up, in a server's base folder, for pictures of the graph alone."""
+    folder = base / "user" / "default"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "comfy.settings.json").write_text(json.dumps(SETTINGS))
+
+
+def reopen(page: Page, server: ComfyServer) -> None:
+    """Load the frontend anew."""
+    page.goto(f"http://127.0.0.1:{server.port}/")
+    page.wait_for_function(READY)
+
+
+def set_setting(page: Page, name: str, value: object) -> None:
+    page.evaluate("([name, value]) => app.extensionManager.setting.set(name, value)", [name, value])
+
+
+def load(page: Page, workflow: dict[str, Any]) -> None:
+    """Show a workflow."""
+    page.evaluate("async workflow => { await app.loadGraphData(workflow) }", workflow)
+
+
+def load_prompt(page: Page, prompt: Prompt) -> dict[str, Any]:
+    """Show an API prompt; the workflow that the frontend makes of it."""
+    page.evaluate("async prompt => { await app.loadApiJson(prompt, 'test') }", prompt)
+    return saved(page)
+
+
+def saved(page: Page) -> dict[str, Any]:
+    """The workflow as the frontend saves it."""
+    workflow: dict[str, Any] = json.loads(page.evaluate("JSON.stringify(app.graph.serialize())"))
+    return workflow
+
+
+def prompt_of(page: Page) -> Prompt:
+    """The graph as the frontend would send it to the server, without its notes for people."""
+    output = page.evaluate("async () => (await app.graphToPrompt()).output")
+    return {name: {k: v for k, v in node.items() if k != "_meta"} for name, node in output.items()}
+
+
+def unknown_nodes(page: Page) -> list[str]:
+    """The types of nodes in the graph that the frontend does not know."""
+    known = "n.type in LiteGraph.registered_node_types || n.isVirtualNode"
+    result: list[str] = page.evaluate(f"app.graph.nodes.filter(n => !({known})).map(n => n.type)")
+    return result
+
+
+def red_nodes(page: Page) -> list[str]:
+    """The types of nodes that the frontend marks as wrong."""
+    result: list[str] = page.evaluate("app.graph.nodes.filter(n => n.has_errors).map(n => n.type)")
+    return result
+
+
+def missing_models(page: Page, names: set[str]) -> list[dict[str, Any]]:
+    """What the frontend lists as missing models of the graph: nodeType, widgetName, name, directory, url, …
+
+    It looks for them after a graph was loaded: waits until files of these names are listed.
+    """
+    state = "document.querySelector('#vue-app').__vue_app__.config.globalProperties.$pinia.state.value"
+    listed = f"({state}.missingModel.missingModelCandidates ?? [])"
+    page.wait_for_function(f"names => names.every(name => {listed}.some(m => m.name === name))", arg=sorted(names))
+    result: list[dict[str, Any]] = json.loads(page.evaluate(f"JSON.stringify({listed})"))
+    return result
+
+
+def run(page: Page, finished: str) -> None:
+    """Queue the graph and wait until the JavaScript expression `finished` is true."""
+    page.evaluate("async () => { await app.queuePrompt(0) }")
+    page.wait_for_function(finished)
+
+
+def status(kind: str) -> str:
+    """A JavaScript expression for the text on the first node of this type."""
+    return f"app.graph.nodes.find(n => n.type === {kind!r})?.widgets?.find(w => w.name === 'status')?.value"
+
+
+def shown(page: Page, kind: str) -> str:
+    """The text on the first node of this type."""
+    return page.evaluate(status(kind)) or ""
+
+
+def natural_width(page: Page, address: str) -> int:
+    """The width of the picture at an address."""
+    width: int = page.evaluate(
+        "address => new Promise((done, failed) => { const i = new Image(); i.onload = () => done(i.naturalWidth);"
+        " i.onerror = failed; i.src = address; })",
+        address,
+    )
+    return width
+
+
+def keep_picture(page: Page, name: str, *kinds: str) -> Image.Image:
+    """A picture of the nodes of these types, or of the whole graph, for people to look at.
+
+    A blank one would mean that nothing was drawn.
+    """
+    image = picture(page, kinds, settle=0 if PICTURES is None else 1000)
+    assert len(image.getcolors(maxcolors=1 << 24) or ()) > 50
+    if PICTURES is not None:
+        image.save(Path(PICTURES) / f"{name}.png", optimize=True)
+    return image
+
+
+def picture(page: Page, kinds: tuple[str, ...] = (), margin: int = 20, settle: int = 1000) -> Image.Image:
+    """The nodes of these types without wires, or the whole graph, as large as the window allows, and nothing else.
+
+    settle: milliseconds that pictures in nodes get to load, after the graph was drawn anew.
+    """
+    for _ in range(3):  # nodes that grow to show a picture do so when they are drawn
+        page.evaluate(_FIT, [kinds, margin])
+        page.evaluate(_DRAWN)
+    page.wait_for_timeout(settle)
+    left, top, right, bottom = page.evaluate(_FRAME, [kinds, margin])
+    whole = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    return whole.crop((max(left, 0), max(top, 0), min(right, whole.width), min(bottom, whole.height)))
+
+
+_CHOSEN = """
+const nodes = app.graph.nodes.filter(n => types.length === 0 || types.includes(n.type));
+const title = LiteGraph.NODE_TITLE_HEIGHT;
+const left = Math.min(...nodes.map(n => n.pos[0])), right = Math.max(...nodes.map(n => n.pos[0] + n.size[0]));
+const top = Math.min(...nodes.map(n => n.pos[1] - title)), bottom = Math.max(...nodes.map(n => n.pos[1] + n.size[1]));
+"""
+# The side bar and the tabs cover the left and the upper edge of the canvas.
+_FIT = f"""([types, margin]) => {{ {_CHOSEN}
+const free = {{x: 70, y: 120, width: innerWidth - 90, height: innerHeight - 140}};
+const scale = Math.min((free.width - 2 * margin) / (right - left), (free.height - 2 * margin) / (bottom - top), 1.0);
+app.canvas.links_render_mode = types.length ? LiteGraph.HIDDEN_LINK : LiteGraph.SPLINE_LINK;
+const ds = app.canvas.ds;
+ds.scale = scale;
+ds.offset[0] = (free.x + margin) / scale - left;
+ds.offset[1] = (free.y + margin) / scale - top;
+app.canvas.setDirty(true, true);
+}}"""
+# In the first frame the canvas draws what changed before; the second one begins when that is done.
+_DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))"
+_FRAME = f"""([types, margin]) => {{ {_CHOSEN}
+const {{scale, offset}} = app.canvas.ds, box = app.canvas.canvas.getBoundingClientRect();
+const x = value => Math.round((value + offset[0]) * scale + box.left);
+const y = value => Math.round((value + offset[1]) * scale + box.top);
+return [x(left) - margin, y(top) - margin, x(right) + margin, y(bottom) + margin];
+}}"""

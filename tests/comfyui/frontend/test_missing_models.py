@@ -1,0 +1,47 @@
+"""Without the models the frontend lists every file of a workflow with the address and the folder to load it from."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tools.comfyui.server import ComfyServer
+
+from ..installations import REPOSITORY, Installation
+from ..test_workflows import SOME_TEMPLATES, read
+from . import browser
+
+
+@pytest.fixture(scope="module")
+def without_models(
+    chromium: Browser, installation: Installation, start: Callable[[Path, Path], ComfyServer]
+) -> Iterator[Page]:
+    """The frontend of a newest version that has no models."""
+    server = start(installation.root, REPOSITORY)
+    shutil.rmtree(server.base / "models")
+    (server.base / "models").mkdir()
+    browser.write_settings(server.base)
+    with server, browser.opened(chromium, server) as page:
+        yield page
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("path", SOME_TEMPLATES)
+def test_every_missing_file_can_be_loaded(without_models: Page, path: Path) -> None:
+    workflow = read(path)
+    expected = {
+        (model["name"], model["directory"], model["url"])
+        for node in workflow["nodes"]
+        for model in node["properties"].get("models", ())
+    }
+    if not expected:
+        pytest.skip("its files come with the repository")
+    browser.load(without_models, workflow)
+    found = browser.missing_models(without_models, {model[0] for model in expected})
+    assert {(model["name"], model["directory"], model.get("url")) for model in found} == expected
+    # The same nodes are red: test_workflows_open's workflows, whose files are there, have none.
+    assert set(browser.red_nodes(without_models)) >= {model["nodeType"] for model in found}

@@ -26,7 +26,7 @@ def page_head(title: str, device: torch.device, *, settings: str, command: str, 
         f"- Machine: {machine_line(device)}{host}.",
         f"- Kernels: {', '.join(versions) or 'none, the reference'}.",
         f"- Settings: {settings}.",
-        f"- Command: `{command}`, which wrote this page.",
+        f"- Command: `{command.replace(str(Path.home()), '~')}`, which wrote this page.",
         f"- Date: {date.today().isoformat()}.",
         "",
     ]

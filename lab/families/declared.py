@@ -77,9 +77,9 @@ class Family:
     steps: int = 2
 
 
-_8B = "`8b`, rotate auto, smooth_v off"
-_QWEN_ADVICE = f"{_8B}, guard on (other kernels gave black pictures: QwenLM/Qwen-Image#32)"
-_PICTURE = f'{_8B}; *when* on "where it is faster": short calls take exact attention'
+_DEFAULTS = "the defaults"
+_QWEN_ADVICE = f"{_DEFAULTS}; keep the guard on (other kernels gave black pictures: QwenLM/Qwen-Image#32)"
+_H3_ADVICE = f"{_DEFAULTS}; keep `rotate` on auto (INT8 without rotation spoils this model: Comfy-Org/docs#1698)"
 
 _H3 = {
     "image_model": "minimax_h3", "hidden_size": 5376, "token_refiner_num_layers": 2, "num_attention_heads": 56,
@@ -143,7 +143,7 @@ FAMILIES = (
             _H3_TINY, ((1, 24, 7, 16, 16), (1, 32, 2, 40)), (20, 64)
         ),
         "one self-attention a block over text, sound and video, in containers",
-        "`8b`, rotate auto (INT8 without rotation spoils this model: Comfy-Org/docs#1698), smooth_v off",
+        _H3_ADVICE,
         before="the text refiner", steps=1,
     ),
     Family(
@@ -154,7 +154,7 @@ FAMILIES = (
         ),
         DeclaredModel(_H3_TINY, ((1, 24, 7, 16, 16), (1, 32, 2, 40)), (20, 64), picture=(1, 24, 1, 16, 16)),
         "as MiniMax H3, with the tokens of two pictures",
-        "`8b`, rotate auto (INT8 without rotation spoils this model: Comfy-Org/docs#1698), smooth_v off",
+        _H3_ADVICE,
         before="the text refiner", steps=1,
     ),
     Family(
@@ -162,7 +162,7 @@ FAMILIES = (
         DeclaredModel({**_LTX2, "num_layers": 48}, ((1, 128, 16, 22, 40), (1, 8, 126, 16)), (1024, 3840)),
         DeclaredModel(_LTX2_TINY, ((1, 128, 4, 12, 12), (1, 8, 40, 16)), (128, 256)),
         "six a block: video and sound each to itself and to the text, and each to the other",
-        _8B,
+        _DEFAULTS,
         before="the connectors of the text", options={"frame_rate": 24.0},
     ),
     Family(
@@ -170,7 +170,7 @@ FAMILIES = (
         DeclaredModel({**_LTX2, "num_layers": 48}, ((1, 128, 16, 22, 40), (1, 8, 126, 16)), (1024, 3840), given=1),
         DeclaredModel(_LTX2_TINY, ((1, 128, 4, 12, 12), (1, 8, 40, 16)), (128, 256), given=1),
         "as LTX-2; the first frame is given, and its tokens have a time step of their own",
-        _8B,
+        _DEFAULTS,
         before="the connectors of the text", options={"frame_rate": 24.0},
     ),
     Family(
@@ -180,19 +180,19 @@ FAMILIES = (
             (512, 4096),
         ),
         DeclaredModel({**_WAN_TINY}, ((1, 16, 3, 24, 24),), (64, 4096)),
-        "self and cross a block", _8B,
+        "self and cross a block", _DEFAULTS,
     ),
     Family(
         "Wan 2.1 14B, 720p", "WAN21_T2V",
         DeclaredModel({**_WAN, "num_layers": 40}, ((1, 16, 21, 90, 160),), (512, 4096), fewer={"num_layers": 20}),
         DeclaredModel({**_WAN_TINY}, ((1, 16, 3, 24, 24),), (64, 4096)),
-        "self and cross a block", _8B, steps=1,
+        "self and cross a block", _DEFAULTS, steps=1,
     ),
     Family(
         "Wan 2.2 14B, text to video", "WAN21_T2V",
         DeclaredModel({**_WAN, "num_layers": 40}, ((1, 16, 21, 60, 104),), (512, 4096), fewer={"num_layers": 20}),
         DeclaredModel({**_WAN_TINY}, ((1, 16, 3, 24, 24),), (64, 4096)),
-        "self and cross a block", f"{_8B}; both stages", steps=1,
+        "self and cross a block", f"{_DEFAULTS}; both stages", steps=1,
     ),
     Family(
         "Wan 2.2 14B, image to video", "WAN21_T2V",
@@ -200,7 +200,7 @@ FAMILIES = (
             {**_WAN, "in_dim": 36, "num_layers": 40}, ((1, 16, 21, 60, 104),), (512, 4096), fewer={"num_layers": 10}
         ),
         DeclaredModel({**_WAN_TINY, "in_dim": 36}, ((1, 16, 3, 24, 24),), (64, 4096)),
-        "self and cross a block", f"{_8B}; both stages", steps=1,
+        "self and cross a block", f"{_DEFAULTS}; both stages", steps=1,
     ),
     Family(
         "Wan Animate 2", "WAN_Animate2",
@@ -213,7 +213,7 @@ FAMILIES = (
             more={"pose_video_latent": (1, 16, 3, 24, 24)},
         ),
         "self and cross a block for the motion; self of each frame with its motion, and cross, for the video",
-        _8B, steps=1, stated=True,
+        _DEFAULTS, steps=1, stated=True,
     ),
     Family(
         "HunyuanVideo 1.5", "HunyuanVideo15",
@@ -225,7 +225,7 @@ FAMILIES = (
             {**_HUNYUAN, "depth": 2, "hidden_size": 256, "num_heads": 2}, ((1, 32, 3, 12, 12),), (40, 3584),
             padded=8,  # without quoted text: ComfyUI cannot mask both
         ),
-        "one joint call a block; a mask where the text is padded", _8B,
+        "one joint call a block; a mask where the text is padded", _DEFAULTS,
         options={"pooled_output": None}, steps=1,
     ),
     Family(
@@ -236,20 +236,20 @@ FAMILIES = (
             padded=8,
         ),
         "one joint call a block, refiners of text and picture before; ComfyUI pads with learned tokens, without a mask",
-        _PICTURE,
+        _DEFAULTS,
     ),
     Family(
         "Qwen-Image 2.1", "QwenImage21",
         DeclaredModel({**_QWEN21, "num_layers": 32}, ((1, 64, 128, 128),), (300, 4096)),
         DeclaredModel(_QWEN21_TINY, ((1, 64, 20, 20),), (40, 4096)),
-        "two a block: the text to itself with a causal mask, the picture to text and picture", _PICTURE,
+        "two a block: the text to itself with a causal mask, the picture to text and picture", _DEFAULTS,
         needs=_QWEN21_FILE,
     ),
     Family(
         "Qwen-Image 2.1, edit", "QwenImage21",
         DeclaredModel({**_QWEN21, "num_layers": 32}, ((1, 64, 64, 64),), (500, 4096)),
         DeclaredModel(_QWEN21_TINY, ((1, 64, 20, 20),), (40, 4096)),
-        "as Qwen-Image 2.1, and one more a block: the picture to change to the text and itself", _PICTURE,
+        "as Qwen-Image 2.1, and one more a block: the picture to change to the text and itself", _DEFAULTS,
         edits=True, needs=_QWEN21_FILE,
     ),
     Family(
@@ -274,7 +274,7 @@ FAMILIES = (
             ((1, 16, 1, 32, 32),), (40, 3 * 256),
         ),
         "one joint call a block; its text is mixed by four short calls a step, two of them over 12 tokens",
-        _PICTURE,
+        _DEFAULTS,
     ),
     Family(
         "Flux.2", "Flux2",
@@ -284,7 +284,7 @@ FAMILIES = (
              "context_in_dim": 128},
             ((1, 128, 16, 16),), (40, 128),
         ),
-        "one joint call a block", _PICTURE,
+        "one joint call a block", _DEFAULTS,
         options={"guidance": 4.0},
     ),
     Family(
@@ -295,6 +295,6 @@ FAMILIES = (
              "context_in_dim": 128},
             ((1, 128, 16, 16),), (40, 128),
         ),
-        "one joint call a block", _PICTURE,
+        "one joint call a block", _DEFAULTS,
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Rotated Q and K: the integers themselves, every shape and mask, and what the rotation is for."""
+"""Rotated Q and K: the integers themselves, and what the rotation is for. Shapes and masks: test_shapes.py."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from comfy_sage2.quantize.smoothing import smooth_blocks, smooth_tokens
 from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.reference.preparation import prepare
 
-from .builds import EXACT_BOUND, check, each_mode, exact, groups_of, random_qkv, relative_l1, run
-from .test_shapes import check_fused_qkv, masks, mostly_open_masks
+from .builds import EXACT_BOUND, each_mode, exact, groups_of, random_qkv, relative_l1, run
 
 pytestmark = pytest.mark.gpu
 
@@ -101,18 +100,6 @@ def test_integers_of_sm90_are_those_of_the_reference(mode: str, rotate: bool, mo
 
 
 @each_mode
-def test_every_head_dim(name: str, mode: str) -> None:
-    for head_dim in range(8, 257, 8):
-        check(name, *random_qkv((1, 2, 200, head_dim), (1, 2, 333, head_dim)), mode, rotate=True)
-
-
-@each_mode
-@pytest.mark.parametrize("head_dim", [1, 5, 60, 77])
-def test_head_dims_that_are_padded(name: str, mode: str, head_dim: int) -> None:
-    check(name, *random_qkv((1, 2, 130, head_dim), (1, 2, 130, head_dim)), mode, rotate=True)
-
-
-@each_mode
 @each_element
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_outliers_in_every_element_type(name: str, mode: str, head_dim: int, dtype: torch.dtype) -> None:
@@ -124,64 +111,6 @@ def test_outliers_in_every_element_type(name: str, mode: str, head_dim: int, dty
     plain, _ = run(name, q, k, v, mode=mode, rotate=False)
     rotated, _ = run(name, q, k, v, mode=mode, rotate=True)
     assert relative_l1(rotated, wanted) < 0.8 * relative_l1(plain, wanted)
-
-
-@each_mode
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-def test_ragged_and_unequal_lengths(name: str, mode: str, is_causal: bool) -> None:
-    lengths = (1, 7, 63, 65, 127, 129, 193, 385)
-    for index, q_length in enumerate(lengths):
-        for kv_length in (lengths[index], lengths[-1 - index], 1):
-            for head_dim in (64, 128):
-                inputs = random_qkv((2, 4, q_length, head_dim), (2, 2, kv_length, head_dim))
-                check(name, *inputs, mode, rotate=True, is_causal=is_causal)
-
-
-@each_mode
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
-def test_causal_with_grouped_heads(name: str, mode: str, head_dim: int) -> None:
-    inputs = random_qkv((2, 6, 700, head_dim), (2, 2, 700, head_dim), torch.bfloat16, outliers=True)
-    check(name, *inputs, mode, rotate=True, smooth_v=True, is_causal=True)
-
-
-@each_mode
-@pytest.mark.parametrize("form", ["3HD", "H3D"])
-@pytest.mark.parametrize("head_dim", [64, 72, 128, 256])
-def test_fused_qkv_in_either_layout(name: str, mode: str, head_dim: int, form: str) -> None:
-    check_fused_qkv(name, mode, head_dim, form, rotate=True)
-
-
-@each_mode
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-def test_masks(name: str, mode: str, is_causal: bool) -> None:
-    for head_dim in (64, 128, 256):
-        q, k, v = random_qkv((2, 4, 190, head_dim), (2, 2, 210, head_dim))
-        for mask in masks(2, 4, 190, 210).values():
-            check(name, q, k, v, mode, rotate=True, attn_mask=mask, is_causal=is_causal)
-
-
-@each_mode
-def test_masks_that_leave_blocks_open(name: str, mode: str) -> None:
-    for head_dim in (64, 128, 256):
-        q, k, v = random_qkv((2, 4, 333, head_dim), (2, 2, 1000, head_dim))
-        for mask in mostly_open_masks(2, 1000).values():
-            check(name, q, k, v, mode, rotate=True, attn_mask=mask)
-
-
-@each_mode
-@pytest.mark.parametrize("tensor", [0, 1, 2], ids=["q", "k", "v"])
-def test_nan_reaches_the_output(name: str, mode: str, tensor: int) -> None:
-    inputs = random_qkv((1, 1, 200, 64), (1, 1, 200, 64))
-    inputs[tensor][0, 0, 150, 3] = torch.nan
-    out, _ = run(name, *inputs, mode=mode, rotate=True)
-    assert out[0, 0, 150, 3].isnan()
-
-
-@each_mode
-def test_zeros_and_constants(name: str, mode: str) -> None:
-    q, k, v = random_qkv((1, 2, 200, 64), (1, 2, 200, 64))
-    for inputs in ((torch.zeros_like(q), k, v), (q, torch.zeros_like(k), v), (q, k, torch.ones_like(v))):
-        check(name, *inputs, mode, rotate=True)
 
 
 @each_mode

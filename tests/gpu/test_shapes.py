@@ -11,34 +11,41 @@ from .builds import EXACT_BOUND, check, each_mode, exact, random_qkv, relative_l
 
 pytestmark = pytest.mark.gpu
 
+each_rotation = pytest.mark.parametrize("rotate", [False, True], ids=["plain", "rotated"])
+
 
 @each_mode
-def test_every_head_dim(name: str, mode: str) -> None:
+@each_rotation
+def test_every_head_dim(name: str, mode: str, rotate: bool) -> None:
     for head_dim in range(8, 257, 8):
-        check(name, *random_qkv((1, 2, 200, head_dim), (1, 2, 333, head_dim)), mode)
+        check(name, *random_qkv((1, 2, 200, head_dim), (1, 2, 333, head_dim)), mode, rotate=rotate)
 
 
 @each_mode
-@pytest.mark.parametrize("head_dim", [1, 5, 60, 77])
-def test_head_dims_that_are_padded(name: str, mode: str, head_dim: int) -> None:
-    check(name, *random_qkv((1, 2, 130, head_dim), (1, 2, 130, head_dim)), mode)
+@each_rotation
+def test_head_dims_that_are_padded(name: str, mode: str, rotate: bool) -> None:
+    for head_dim in (1, 5, 60, 77):
+        check(name, *random_qkv((1, 2, 130, head_dim), (1, 2, 130, head_dim)), mode, rotate=rotate)
 
 
 @each_mode
+@each_rotation
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-def test_ragged_and_unequal_lengths(name: str, mode: str, is_causal: bool) -> None:
+def test_ragged_and_unequal_lengths(name: str, mode: str, rotate: bool, is_causal: bool) -> None:
     lengths = (1, 2, 7, 63, 64, 65, 127, 129, 191, 193, 300, 385)
     for index, q_length in enumerate(lengths):
         for kv_length in (lengths[index], lengths[-1 - index], 1):
             for head_dim in (64, 128):
                 inputs = random_qkv((2, 4, q_length, head_dim), (2, 2, kv_length, head_dim))
-                check(name, *inputs, mode, is_causal=is_causal)
+                check(name, *inputs, mode, rotate=rotate, is_causal=is_causal)
 
 
 @each_mode
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_causal_with_grouped_heads(name: str, mode: str, head_dim: int) -> None:
-    check(name, *random_qkv((2, 6, 700, head_dim), (2, 2, 700, head_dim), torch.bfloat16), mode, is_causal=True)
+@each_rotation
+def test_causal_with_grouped_heads(name: str, mode: str, rotate: bool) -> None:
+    for head_dim in (64, 96, 128, 256):
+        inputs = random_qkv((2, 6, 700, head_dim), (2, 2, 700, head_dim), torch.bfloat16, outliers=rotate)
+        check(name, *inputs, mode, rotate=rotate, smooth_v=rotate, is_causal=True)
 
 
 @each_mode
@@ -72,10 +79,11 @@ def check_fused_qkv(name: str, mode: str, head_dim: int, form: str, **options: A
 
 
 @each_mode
+@each_rotation
 @pytest.mark.parametrize("form", ["3HD", "H3D"])
-@pytest.mark.parametrize("head_dim", [64, 72, 128, 256])
-def test_fused_qkv_in_either_layout(name: str, mode: str, head_dim: int, form: str) -> None:
-    check_fused_qkv(name, mode, head_dim, form, smooth_v=True)
+def test_fused_qkv_in_either_layout(name: str, mode: str, rotate: bool, form: str) -> None:
+    for head_dim in (64, 72, 128, 256):
+        check_fused_qkv(name, mode, head_dim, form, rotate=rotate, smooth_v=not rotate)
 
 
 @each_mode
@@ -124,12 +132,13 @@ def masks(batch: int, heads: int, q_length: int, kv_length: int) -> dict[str, to
 
 
 @each_mode
+@each_rotation
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-def test_masks(name: str, mode: str, is_causal: bool) -> None:
+def test_masks(name: str, mode: str, rotate: bool, is_causal: bool) -> None:
     for head_dim in (64, 128, 256):
         q, k, v = random_qkv((2, 4, 190, head_dim), (2, 2, 210, head_dim))
         for mask in masks(2, 4, 190, 210).values():
-            check(name, q, k, v, mode, attn_mask=mask, is_causal=is_causal)
+            check(name, q, k, v, mode, rotate=rotate, attn_mask=mask, is_causal=is_causal)
 
 
 def mostly_open_masks(batch: int, kv_length: int) -> dict[str, torch.Tensor]:
@@ -150,13 +159,14 @@ def mostly_open_masks(batch: int, kv_length: int) -> dict[str, torch.Tensor]:
 
 
 @each_mode
+@each_rotation
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-def test_masks_that_leave_blocks_open(name: str, mode: str, is_causal: bool) -> None:
+def test_masks_that_leave_blocks_open(name: str, mode: str, rotate: bool, is_causal: bool) -> None:
     for head_dim in (64, 128, 256):
         for kv_length in (1000, 1150):  # Hopper takes 128 keys a step at head_dim 64, and 192
             q, k, v = random_qkv((2, 4, 333, head_dim), (2, 2, kv_length, head_dim))
             for mask in mostly_open_masks(2, kv_length).values():
-                check(name, q, k, v, mode, attn_mask=mask, is_causal=is_causal)
+                check(name, q, k, v, mode, rotate=rotate, attn_mask=mask, is_causal=is_causal)
 
 
 @each_mode
@@ -186,12 +196,13 @@ def test_scale_is_used(name: str, mode: str) -> None:
 
 
 @each_mode
-@pytest.mark.parametrize("tensor", [0, 1, 2], ids=["q", "k", "v"])
-def test_nan_reaches_the_output(name: str, mode: str, tensor: int) -> None:
-    inputs = random_qkv((1, 1, 200, 64), (1, 1, 200, 64))
-    inputs[tensor][0, 0, 150, 3] = torch.nan
-    out, _ = run(name, *inputs, mode=mode)
-    assert out[0, 0, 150, 3].isnan()
+@each_rotation
+def test_nan_reaches_the_output(name: str, mode: str, rotate: bool) -> None:
+    for tensor in range(3):
+        inputs = random_qkv((1, 1, 200, 64), (1, 1, 200, 64))
+        inputs[tensor][0, 0, 150, 3] = torch.nan
+        out, _ = run(name, *inputs, mode=mode, rotate=rotate)
+        assert out[0, 0, 150, 3].isnan()
 
 
 @each_mode
@@ -204,9 +215,10 @@ def test_channel_too_small_to_be_scaled_is_zero(name: str, mode: str) -> None:
 
 
 @each_mode
-def test_zeros_and_constants(name: str, mode: str) -> None:
+@each_rotation
+def test_zeros_and_constants(name: str, mode: str, rotate: bool) -> None:
     q, k, v = random_qkv((1, 2, 200, 64), (1, 2, 200, 64))
     for inputs in ((torch.zeros_like(q), k, v), (q, torch.zeros_like(k), v), (q, k, torch.ones_like(v))):
-        check(name, *inputs, mode)
-    out, _ = run(name, q, k, torch.zeros_like(v), mode=mode)
+        check(name, *inputs, mode, rotate=rotate)
+    out, _ = run(name, q, k, torch.zeros_like(v), mode=mode, rotate=rotate)
     assert not out.any()

@@ -1,4 +1,4 @@
-"""Draw the report's picture in docs/nodes.md and in the node's help: a sampling on this GPU, without a ComfyUI.
+"""Draw the report's picture in the node's help: a sampling on this GPU, without a ComfyUI.
 
     python -m tools.report_picture
 
@@ -28,7 +28,7 @@ from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.timing.measure import ensure_timed
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PICTURES = (Path("docs", "images", "report.png"), Path("web", "docs", "images", "SageAttention2Report.png"))
+PICTURE = Path("web", "docs", "images", "SageAttention2Report.png")
 STEPS = 20
 SETTINGS = Settings(mode="8b")
 
@@ -120,10 +120,10 @@ def main(arguments: list[str]) -> int:
         raise SystemExit("the picture is of a GPU, and torch finds none")
     session = sampled(WAN_1_3B, torch.device("cuda", torch.cuda.current_device()), SETTINGS, STEPS)
     print(report([session]))
-    for path in PICTURES:
-        (options.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        draw([session]).save(options.folder / path, optimize=True)
-        print(f"wrote {options.folder / path}")
+    path = options.folder / PICTURE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw([session]).save(path, optimize=True)
+    print(f"wrote {path}")
     return 0
 
 

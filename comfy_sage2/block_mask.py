@@ -21,26 +21,22 @@ def blocks_of(length: int) -> int:
 class BlockMask:
     """For each block of 128 queries the blocks of 128 keys to compute.
 
-    A query attends to a key exactly when the key's block is in the list of the query's, and mask and causal order allow
-    it. A block with an empty list gives zeros, and -inf in the LSE. The order is that of processing, and changes no
-    more than rounding: a backend may take the blocks in another one, and the reference does.
+    A query attends to a key exactly when the list of the query's block names the key's block, and mask and causal order
+    allow it. A block with an empty list gives zeros, and -inf in the LSE. The order of a list changes no more than
+    rounding: backends process the blocks in an order of their own. A NaN of a block that no list of a head names may or
+    may not reach that head's output.
 
-    A NaN of a block that no list of a head names may reach that head's output or not: backends skip the block or mask
-    it.
+    Calls do not wait for the device to check the lists. They leave out numbers that are out of range or given twice,
+    cut a count that is out of range, and note it in `invalid`. `check` and `comfy_sage2.explain` raise errors for them.
 
-    Every backend leaves out numbers that are out of range or given twice, and cuts a count that is out of range to it,
-    without a wait for the device; `invalid` notes it. `check`, and `comfy_sage2.explain`, make errors of them.
-
-    The lists take Tq (1 + Tk) numbers of 2 bytes a head. Of q, k and v in 16 bits, of N tokens and as many heads each,
-    that is the share N / (49,152 D) and a little: at most 1.5 % up to 94,000 tokens of head_dim 128, and it grows with
-    N. Heads that share their lists (Hq = 1) share the memory too.
+    The lists take 2 Tq (1 + Tk) bytes a head: at most 1.5 % of q, k and v up to 94,000 tokens of head_dim 128.
 
     Attributes:
         lists: (B, Hq, Tq, 1 + Tk) int16, contiguous, on q's device; B and Hq may be 1 and then stand for all. Tq and Tk
-            are the blocks of queries and of keys. Entry 0 is the number of active blocks n, entries 1 to n
-            are their numbers, and what lies behind them is not read. At most 32,767 blocks: 4,194,176 keys.
-        invalid: None, or one int32 on their device, which a call sets to 1 when it leaves out an entry or cuts a count,
-            and else leaves as it is, so that one of them can serve many lists. The call checks dtype, size and device.
+            are the blocks of queries and of keys. Entry 0 is the number n of active blocks, entries 1 to n name
+            them, and nobody reads those behind. At most 32,767 blocks: 4,194,176 keys.
+        invalid: None, or one int32 on their device that a call sets to 1 when it leaves out an entry or cuts a count.
+            Otherwise the call leaves it as it is, so that one of them can serve many lists.
 
     Raises:
         TypeError: `lists` is no int16 tensor.
@@ -53,8 +49,7 @@ class BlockMask:
     def __post_init__(self) -> None:
         lists = self.lists
         if not isinstance(lists, torch.Tensor) or lists.dtype != torch.int16:
-            found = lists.dtype if isinstance(lists, torch.Tensor) else type(lists).__name__
-            raise TypeError(f"[SA-211] lists must be an int16 tensor, got {found}")
+            raise TypeError(f"[SA-211] lists must be an int16 tensor, got {_kind(lists)}")
         if lists.dim() != 4 or lists.numel() == 0 or lists.shape[3] < 2:
             raise ValueError(
                 "[SA-211] lists must be of shape (batch, q_heads, blocks of 128 queries, 1 + blocks of 128 keys), "
@@ -162,8 +157,8 @@ class BlockMask:
             raise TypeError(f"[SA-211] mask must be a BlockMask of FlexAttention, got {type(mask).__name__}") from error
         mask_mod = getattr(mask, "mask_mod", None)
         # Objects and partial functions, which decide too, have no name.
-        found = getattr(mask_mod, "__module__", None), getattr(mask_mod, "__name__", None)
-        decides = mask_mod is not None and found != ("torch.nn.attention.flex_attention", "noop_mask")
+        name = getattr(mask_mod, "__module__", None), getattr(mask_mod, "__name__", None)
+        decides = mask_mod is not None and name != ("torch.nn.attention.flex_attention", "noop_mask")
         if partial_blocks == "refuse" and decides and bool((counts > 0).any()):
             raise ValueError(
                 "[SA-211] mask has blocks within which its mask_mod decides about each query and key, and lists of "
@@ -218,7 +213,7 @@ class BlockMask:
         self._refuse(entries, twice, 1, "is block {} a second time, expected each block once")
 
     @staticmethod
-    def _refuse(values: torch.Tensor, wrong: torch.Tensor, first_entry: int, found: str) -> None:
+    def _refuse(values: torch.Tensor, wrong: torch.Tensor, first_entry: int, problem: str) -> None:
         """Raise for the first of `values` that is wrong; the last axis begins with entry `first_entry` of the lists."""
         places = wrong.nonzero()
         if not len(places):
@@ -226,14 +221,17 @@ class BlockMask:
         batch, head, block, entry = places[0].tolist()
         raise ValueError(
             f"[SA-211] lists of batch {batch}, head {head}, block of queries {block}: entry {entry + first_entry} "
-            + found.format(int(values[batch, head, block, entry]))
+            + problem.format(int(values[batch, head, block, entry]))
         )
 
 
 def _check_bool(mask: torch.Tensor) -> None:
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
-        found = mask.dtype if isinstance(mask, torch.Tensor) else type(mask).__name__
-        raise TypeError(f"[SA-211] mask must be a bool tensor (True = compute), got {found}")
+        raise TypeError(f"[SA-211] mask must be a bool tensor (True = compute), got {_kind(mask)}")
+
+
+def _kind(value: object) -> object:
+    return value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _check_at_least_1(**values: int) -> None:

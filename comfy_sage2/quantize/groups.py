@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-GRANULARITIES = ("token", "thread", "block", "tensor")
+Granularity = Literal["token", "thread", "block", "tensor"]
 
 # In the accumulator of an integer mma a thread holds one row of every 8 and two neighboring columns of every 8.
 _ROWS_OF_A_TILE = 8
@@ -17,26 +18,19 @@ _COLUMN_PAIRS_OF_A_TILE = 4
 class GroupScheme:
     """The quantization groups of one kernel.
 
-    `block_q` and `block_k` are the tokens of a Q and a K block, `warps` (c_w in the paper) split a Q block. `block_q`
-    is also the block that smooth Q averages over, `block_k` the one that the online softmax steps by unless told
-    otherwise.
+    Attributes:
+        q, k: what shares a scale.
+        block_q: tokens of a Q block, which smooth Q averages over; a multiple of 8 * warps.
+        block_k: tokens of a K block, a multiple of 8. The online softmax steps by it unless told otherwise.
+        warps: c_w in the paper: they split a Q block.
     """
 
     name: str
-    q: str
-    k: str
+    q: Granularity
+    k: Granularity
     block_q: int = 128
     block_k: int = 64
     warps: int = 4
-
-    def __post_init__(self) -> None:
-        for field, granularity in (("q", self.q), ("k", self.k)):
-            if granularity not in GRANULARITIES:
-                raise ValueError(f"{field} must be one of {', '.join(GRANULARITIES)}, got {granularity!r}")
-        if self.block_q % (_ROWS_OF_A_TILE * self.warps) != 0:
-            raise ValueError(f"block_q must be a multiple of 8 * warps = {8 * self.warps}, got {self.block_q}")
-        if self.block_k % 8 != 0:
-            raise ValueError(f"block_k must be a multiple of 8, got {self.block_k}")
 
 
 ADA = GroupScheme("ADA", q="thread", k="thread")
@@ -69,7 +63,7 @@ def key_groups(length: int, scheme: GroupScheme, device: torch.device | None = N
     return _plain_groups(token, scheme.k, scheme.block_k)
 
 
-def _plain_groups(token: torch.Tensor, granularity: str, block: int) -> torch.Tensor:
+def _plain_groups(token: torch.Tensor, granularity: Granularity, block: int) -> torch.Tensor:
     if granularity == "token":
         return token
     if granularity == "block":

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import torch
 
-from .formats import NumberFormat
+from .formats import INT4_CLIPPED, NumberFormat
 from .groups import GroupScheme
-from .integer import INT4_CLIPPED
 from .rotation import rotate
 
 # The sample: groups of keys, each the 16 of a block of 64 that share a scale, and of queries, each the 16 of a block of

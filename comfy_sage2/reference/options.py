@@ -8,10 +8,8 @@ import torch
 
 from ..options import AttentionOptions
 from ..quantize.accumulators import ACCUMULATE_FP16, ACCUMULATE_FP22, ACCUMULATE_FP32, Accumulator
-from ..quantize.formats import BF16, FP16, FP32, NumberFormat
-from ..quantize.fp8 import E4M3
+from ..quantize.formats import BF16, E4M3, FP16, FP32, INT4, INT4_CLIPPED, INT8, UINT8, NumberFormat
 from ..quantize.groups import ADA, GroupScheme
-from ..quantize.integer import INT4, INT4_CLIPPED, INT8, UINT8
 
 # With P up to 448, V up to this and 64 keys, a half-precision sum stays below 65504.
 FP16_ACCUMULATOR_V_MAXIMUM = 2.25

@@ -1,1 +1,1 @@
-"""Dynamic block sparsity: key blocks of next to no probability are found in some steps and skipped in the others."""
+"""Dynamic block sparsity: which key blocks matter least to a call, and how many each head can do without."""

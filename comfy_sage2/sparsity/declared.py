@@ -1,4 +1,4 @@
-"""Sparse attention that a single call asks for: which key blocks it computes, found in the call itself."""
+"""Sparse attention that a single call asks for: the call chooses its key blocks itself."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Sparse:
     """Which key blocks of 128 a self-attention call leaves out: those that matter least by means of 16 tokens of Q, K.
 
     Attributes:
-        bound: what each head may lose, as relative L2 against exact attention on 64 rows that are sampled: as many
-            blocks are left out as that allows. Or None.
-        share: of the key blocks, those that each block of 128 queries attends to: the most probable ones. Or None.
-        always: tokens, each range as (first, behind the last), whose blocks are computed whatever they hold, such as
-            those of text: as keys of all queries, and as queries with all keys.
-        tail: beside a share: each block that is left out takes part by one key and one value, the means of its tokens
-            (`reference.pooled_tail`). At a tenth of the blocks the error of a call is a quarter lower. Torch computes
-            it where a kernel module has no kernels for it, which takes longer.
+        bound: None, or the relative L2 error that each head may have on 64 sampled rows, against exact attention; the
+            call leaves out as many blocks as that allows.
+        share: None, or the share of the key blocks that each block of 128 queries attends to: the most probable ones.
+        always: ranges of tokens, (first, behind the last), such as those of text. Their blocks are computed whatever
+            they hold: as keys of all queries, and as queries with all keys.
+        tail: with a share alone: each block that is left out takes part by one key and one value, the means of its
+            tokens (`reference.pooled_tail`). At a tenth of the blocks this takes a quarter off the error. It is slow
+            where a kernel module has no kernels for it.
 
     Raises:
         TypeError, ValueError: not exactly one of bound and share, or a value out of range.
@@ -78,17 +78,15 @@ class Sparse:
         A mask that is the same for all queries is none of these: blocks are chosen among the keys that it shows.
         """
         mask = optional.attn_mask
-        found = {
+        obstacles = {
             "is_causal": options.is_causal,
             "mode exact": options.mode == EXACT,
             "a mask that differs by query": mask is not None and mask.dim() > 1 and mask.shape[-2] != 1,
             "block_mask": optional.block_mask is not None,
             "attn_mask beside a tail": mask is not None and self.tail,
         }
-        refused = [name for name, present in found.items() if present]
-        if not refused:
-            return None
-        return f"[SA-215] calls with {' and '.join(refused)} cannot be sparse: leave out `sparse`"
+        present = " and ".join(name for name, is_present in obstacles.items() if is_present)
+        return f"[SA-215] calls with {present} cannot be sparse: leave out `sparse`" if present else None
 
     def block_mask(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: AttentionOptions, optional: OptionalTensors

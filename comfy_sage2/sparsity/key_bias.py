@@ -54,8 +54,8 @@ def add_to_scores(scores: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     padded = torch.nn.functional.pad(of_pools, (0, -of_pools.shape[3] % POOLS_OF_BLOCK))
     of_blocks = padded.unflatten(3, (-1, POOLS_OF_BLOCK)).amax(dim=4)
     of_all = factors.mean(dim=3, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    found: torch.Tensor = (scores + (of_blocks / of_all).log2()).clamp_min(LOWEST_BLOCK_SCORE)
-    return found
+    biased: torch.Tensor = (scores + (of_blocks / of_all).log2()).clamp_min(LOWEST_BLOCK_SCORE)
+    return biased
 
 
 def _pools(x: torch.Tensor, axis: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The active blocks of calls, kept as a bit each."""
+"""The active blocks of a call, kept as a bit each."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def rank_(scores: torch.Tensor) -> torch.Tensor:
 
 
 class Choice(NamedTuple):
-    """What `choose` found, (B, Hq) float32 each.
+    """What `choose` gives, (B, Hq) float32 each.
 
     Attributes:
         thresholds: a block is active where its rank is above.

@@ -1,4 +1,4 @@
-// The integers of quantized Q and K: comfy_sage2/quantize/integer.py.
+// The integers of quantized Q and K: comfy_sage2/quantize/formats.py.
 #pragma once
 
 namespace common {

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from comfy_sage2.quantize.formats import FP32
-from comfy_sage2.quantize.fp8 import E4M3
+from comfy_sage2.quantize.formats import E4M3, FP32
 from comfy_sage2.quantize.groups import GroupScheme
 from comfy_sage2.quantize.quantizers import quantize_groups
 from comfy_sage2.reference.attention import reference_attention

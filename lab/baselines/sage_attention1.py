@@ -7,9 +7,8 @@ from dataclasses import replace
 import torch
 
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP16
-from comfy_sage2.quantize.formats import FP16
+from comfy_sage2.quantize.formats import FP16, INT8
 from comfy_sage2.quantize.groups import PER_BLOCK
-from comfy_sage2.quantize.integer import INT8
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
 

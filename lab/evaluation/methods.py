@@ -10,10 +10,8 @@ import torch
 from comfy_sage2.attention import attention
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP22, ACCUMULATE_FP32
-from comfy_sage2.quantize.formats import FP16, FP32
-from comfy_sage2.quantize.fp8 import E5M2
+from comfy_sage2.quantize.formats import E5M2, FP16, FP32, INT8
 from comfy_sage2.quantize.groups import ADA, HOPPER_8B, PER_BLOCK, PER_TENSOR, PER_TOKEN
-from comfy_sage2.quantize.integer import INT8
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
 

@@ -7,18 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.quantize.fp8 import E4M3
+from comfy_sage2.quantize.formats import E4M3, INT4, INT8
 from comfy_sage2.quantize.groups import (
     ADA,
     HOPPER_8B,
     PER_BLOCK,
     PER_TENSOR,
     PER_TOKEN,
-    GroupScheme,
     key_groups,
     query_groups,
 )
-from comfy_sage2.quantize.integer import INT4, INT8
 from comfy_sage2.quantize.quantizers import quantize_channels, quantize_groups
 
 
@@ -69,15 +67,6 @@ def test_token_block_and_tensor() -> None:
 def test_a_ragged_tail_keeps_the_pattern(length: int) -> None:
     assert torch.equal(query_groups(length, ADA), query_groups(256, ADA)[:length])
     assert torch.equal(key_groups(length, ADA), key_groups(256, ADA)[:length])
-
-
-def test_impossible_schemes_are_refused() -> None:
-    with pytest.raises(ValueError, match="q must be one of token, thread, block, tensor, got 'warp'"):
-        GroupScheme("x", q="warp", k="token")
-    with pytest.raises(ValueError, match="block_q must be a multiple of 8 \\* warps = 32, got 48"):
-        GroupScheme("x", q="thread", k="thread", block_q=48)
-    with pytest.raises(ValueError, match="block_k must be a multiple of 8, got 20"):
-        GroupScheme("x", q="thread", k="thread", block_k=20)
 
 
 @pytest.mark.parametrize(("number_format", "maximum"), [(INT8, 127), (INT4, 7), (E4M3, 448)])

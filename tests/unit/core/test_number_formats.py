@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP16, ACCUMULATE_FP22, ACCUMULATE_FP32, truncate_to_fp22_
-from comfy_sage2.quantize.fp8 import E4M3, E5M2
-from comfy_sage2.quantize.integer import UINT8
+from comfy_sage2.quantize.formats import E4M3, E5M2, UINT8
 
 FORMATS = [(E4M3, torch.float8_e4m3fn), (E5M2, torch.float8_e5m2)]
 

@@ -12,8 +12,7 @@ from attention_oracle import oracle, relative_l1
 import comfy_sage2
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP22
-from comfy_sage2.quantize.fp8 import E4M3
-from comfy_sage2.quantize.integer import INT4_CLIPPED
+from comfy_sage2.quantize.formats import E4M3, INT4_CLIPPED
 from comfy_sage2.quantize.quantizers import quantize_channels
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import PRECISE_P_MAXIMUM, ReferenceOptions

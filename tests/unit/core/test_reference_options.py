@@ -10,10 +10,8 @@ import torch
 
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP16, ACCUMULATE_FP22, ACCUMULATE_FP32
-from comfy_sage2.quantize.formats import BF16, FP16, FP32
-from comfy_sage2.quantize.fp8 import E4M3
+from comfy_sage2.quantize.formats import BF16, E4M3, FP16, FP32, INT4, INT4_CLIPPED, INT8, UINT8
 from comfy_sage2.quantize.groups import ADA
-from comfy_sage2.quantize.integer import INT4, INT4_CLIPPED, INT8, UINT8
 from comfy_sage2.reference.options import ReferenceOptions
 
 IN_FP8 = {

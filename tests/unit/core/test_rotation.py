@@ -9,8 +9,8 @@ import torch
 
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.quantize.formats import INT4_CLIPPED
 from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
-from comfy_sage2.quantize.integer import INT4_CLIPPED
 from comfy_sage2.quantize.rotation import rotate, rotation_size
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.exact import exact_attention

@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
-from comfy_sage2.quantize.formats import NumberFormat
+from comfy_sage2.quantize.formats import INT4, INT4_CLIPPED, INT8, NumberFormat
 from comfy_sage2.quantize.groups import ADA
-from comfy_sage2.quantize.integer import INT4, INT4_CLIPPED, INT8
 from comfy_sage2.quantize.rotation import rotate
 from comfy_sage2.quantize.rotation_choice import rotation_gains
 

@@ -124,46 +124,41 @@ def _comfy_kitchen() -> list[BenchmarkCandidate]:
     return [BenchmarkCandidate("comfy-kitchen INT8", version, prepare, prepare_kernel if has_kernel else None)]
 
 
-def _sage_attention() -> list[BenchmarkCandidate]:
-    """Version 1, or 2 as its own choice of kernel; on Hopper version 2 with both of its granularities."""
+def _sage_attention_2() -> tuple[ModuleType, str]:
+    """Its module and version. PeerMissing where it is version 1, whose kernels are Triton's."""
     sage, version = _import("sageattention", "sageattention")
-    major = version.partition(".")[0]
-    on_hopper = getattr(sage, "sageattn_qk_int8_pv_fp8_cuda_sm90", None)
-    if on_hopper is None or torch.cuda.get_device_capability() != (9, 0):
-        # Version 1 subtracts the mean of k in place.
-        kernel_name = "attn_fwd" if major == "1" else "attn_kernel"
-        return [_sage(f"sageattention {major}", version, sage.sageattn, kernel_name, copies_k=major == "1")]
+    if not hasattr(sage, "sageattn_qk_int8_pv_fp16_cuda"):
+        raise PeerMissing(f"version {version} has no CUDA kernels: version 2 is built from its sources")
+    return sage, version
+
+
+def _sage_attention() -> list[BenchmarkCandidate]:
+    """By its own choice of kernel; on Hopper with both of its granularities."""
+    sage, version = _sage_attention_2()
+    if torch.cuda.get_device_capability() != (9, 0):
+        return [_sage("SageAttention 2", version, sage.sageattn, "attn_kernel")]
+    function = sage.sageattn_qk_int8_pv_fp8_cuda_sm90
     return [
-        _sage(
-            f"sageattention {major} per {granularity}", version,
-            partial(on_hopper, qk_quant_gran=f"per_{granularity}"), "attn_kernel",
-        )
-        for granularity in ("thread", "warp")
-    ]  # fmt: skip
+        _sage(f"SageAttention 2 per {name}", version, partial(function, qk_quant_gran=f"per_{name}"), "attn_kernel")
+        for name in ("thread", "warp")
+    ]
 
 
 def _sage_attention_fp16() -> list[BenchmarkCandidate]:
-    """Version 2's kernels with P V in fp16, which GeForce cards of the 30 series run, with each of its accumulators."""
-    sage, version = _import("sageattention", "sageattention")
-    function = getattr(sage, "sageattn_qk_int8_pv_fp16_cuda", None)
-    if function is None:
-        raise PeerMissing("this sageattention has no CUDA kernels: version 2 is built from its sources")
+    """The kernels with P V in fp16, which GeForce cards of the 30 series run, with each of their accumulators."""
+    sage, version = _sage_attention_2()
+    function = partial(sage.sageattn_qk_int8_pv_fp16_cuda, qk_quant_gran="per_thread")
     return [
-        _sage(
-            f"sageattention fp16, {accumulator} sums", version,
-            partial(function, qk_quant_gran="per_thread", pv_accum_dtype=accumulator), "qk_int_sv_f16",
-        )
-        for accumulator in ("fp32", "fp16+fp32", "fp16")
-    ]  # fmt: skip
+        _sage(f"SageAttention 2 fp16, {sums} sums", version, partial(function, pv_accum_dtype=sums), "qk_int_sv_f16")
+        for sums in ("fp32", "fp16+fp32", "fp16")
+    ]
 
 
-def _sage(
-    name: str, version: str, function: Callable[..., torch.Tensor], kernel_name: str, copies_k: bool = False
-) -> BenchmarkCandidate:
+def _sage(name: str, version: str, function: Callable[..., torch.Tensor], kernel_name: str) -> BenchmarkCandidate:
     def prepare(inputs: Inputs) -> Call:
         inputs.without_mask()
-        k = inputs.k.clone() if copies_k else inputs.k
-        return Call(lambda: function(inputs.q, k, inputs.v, tensor_layout="HND", is_causal=inputs.is_causal))
+        q, k, v = inputs.q, inputs.k, inputs.v
+        return Call(lambda: function(q, k, v, tensor_layout="HND", is_causal=inputs.is_causal))
 
     return BenchmarkCandidate(name, version, prepare, kernel_name=kernel_name)
 
@@ -220,14 +215,12 @@ PEERS: dict[str, Callable[[], list[BenchmarkCandidate]]] = {
 }
 
 
-def find(names: Iterable[str], peers: dict[str, Callable[[], list[BenchmarkCandidate]]] = PEERS) -> Candidates:
-    """The peers called `names`; those that cannot be imported go to `missing`. ValueError for an unknown name."""
+def find(names: Iterable[str]) -> Candidates:
+    """The peers called `names`, of PEERS; those that cannot be imported go to `missing`."""
     candidates = Candidates()
     for name in names:
-        if name not in peers:
-            raise ValueError(f"peer must be one of {', '.join(peers)}, got {name!r}")
         try:
-            candidates.able += peers[name]()
+            candidates.able += PEERS[name]()
         except PeerMissing as reason:
             candidates.missing[name] = str(reason)
     return candidates

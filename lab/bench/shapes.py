@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-MASKS = ("padding", "queries")
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def measure(
     subjects, failures = prepare(shape, candidates, fresh_inputs(shape))
     whole = {candidate.name for candidate in candidates if candidate.has_whole_call}
     peaks = {name: _peak(subject, shape) for name, subject in subjects.items() if name in whole}
-    timed = time_in_rounds(subjects, seconds - (time.monotonic() - begin), kernel_timer, rng)
+    timed = time_in_rounds(subjects, seconds - (time.monotonic() - begin), kernel_timer.measure, rng)
     speeds = {
         name: CandidateSpeed(
             call=RoundMedian.of(times.calls) if name in whole else None,

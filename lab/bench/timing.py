@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -69,11 +69,8 @@ class RoundMedian:
         return cls(middle, (max(values) - min(values)) / middle)
 
 
-class KernelClock(Protocol):
-    """What times the attention kernels of calls alone: `kernel_times.KernelTimer`."""
-
-    def measure(self, subjects: Mapping[str, PreparedCandidate], turns: Mapping[str, Turn]) -> dict[str, float]:
-        """Milliseconds of the attention kernels of each subject's kernel call; nothing for those without a record."""
+# `kernel_times.KernelTimer.measure`.
+MeasureKernels = Callable[[Mapping[str, PreparedCandidate], Mapping[str, Turn]], dict[str, float]]
 
 
 def heat(seconds: float) -> None:
@@ -114,18 +111,18 @@ def milliseconds_to_enqueue(run: Callable[[], torch.Tensor], calls: int) -> floa
 def time_in_rounds(
     subjects: Mapping[str, PreparedCandidate],
     seconds: float,
-    kernel_clock: KernelClock | None,
+    measure_kernels: MeasureKernels | None,
     rng: random.Random,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Timed]:
     """Time each subject in rounds in which every one has its turn, until `seconds` are used up: 5 rounds or more.
 
     A round times the whole calls with CUDA events, then the kernels with the profiler, each in an order from `rng`.
-    kernel_clock: None leaves the profiler's part out.
+    measure_kernels: None leaves the profiler's part out.
     """
     begin = clock()
     lengths = {name: visit(subject.call.run, Turn(1, 1)) for name, subject in subjects.items()}
-    visits = _FEWEST_ROUNDS * len(subjects) * (1 if kernel_clock is None else 2)
+    visits = _FEWEST_ROUNDS * len(subjects) * (1 if measure_kernels is None else 2)
     timed = min(max(seconds / max(visits * (1 + _SETTLING), 1), _TIMED / 4), _TIMED)
     turns = {name: Turn.of(length, timed) for name, length in lengths.items()}
     few = {name: Turn(turn.settling, min(turn.timed, _FEW_CALLS)) for name, turn in turns.items()}
@@ -139,9 +136,9 @@ def time_in_rounds(
         heat(_PASS_HEAT_SECONDS)
         for name in order:
             results[name].calls.append(visit(subjects[name].call.run, turns[name]))
-        if kernel_clock is not None:
+        if measure_kernels is not None:
             rng.shuffle(order)
-            kernel_times = kernel_clock.measure({name: subjects[name] for name in order}, few)
+            kernel_times = measure_kernels({name: subjects[name] for name in order}, few)
             for name, kernel_time in kernel_times.items():
                 results[name].kernels.append(kernel_time)
         round_end = clock()

@@ -16,7 +16,6 @@ from safetensors import safe_open
 
 from comfy_sage2.text import one_line, quoted
 
-LONGEST = 1000  # characters of a caption
 CAPTION_LENGTH = 24  # words
 
 _CLAUSE_OPENERS = {"and": 1, "over": 2}
@@ -56,14 +55,12 @@ class CaptionEncoder:
 
         Raises CaptionError when a word is unknown or the caption is too long.
         """
-        if len(caption) > LONGEST:
-            raise CaptionError(f"the caption must have at most {LONGEST} characters, got {len(caption)}.")
         row = {word: index for index, word in enumerate(self.words)}
         spoken = caption.lower().translate(_OPTIONAL_MARKS).split()
         unknown = [word for word in spoken if word not in row]
         if unknown:
             raise CaptionError(
-                f"the demo model does not know {', '.join(map(quoted, unknown))}. "
+                f"the demo model does not know {', '.join(map(quoted, unknown[:5]))}. "
                 f"It knows these words only: {', '.join(map(one_line, sorted(self.words)))}."
             )
         if len(spoken) > CAPTION_LENGTH:

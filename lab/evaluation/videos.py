@@ -93,7 +93,8 @@ def attentions(device: torch.device) -> dict[str, Attend]:
     """Row -> attention, full precision first; on a CPU the reference computes the modes."""
     ours = partial(attention, backend=None if device.type == "cuda" else "reference", return_lse=False)
     rows: dict[str, Attend] = {FULL_PRECISION: F.scaled_dot_product_attention}
-    for mode in (AUTO, *MODES):
+    rows[AUTO] = partial(ours, mode=AUTO)
+    for mode in MODES:
         rows[mode] = partial(ours, mode=mode)
         rows[f"{mode}, rotate off"] = partial(ours, mode=mode, rotate="off")
     for level, bound in LEVELS.items():

@@ -21,7 +21,7 @@ from lab.bench.accuracy import Errors
 from lab.bench.candidates import BenchmarkCandidate, Call, Inputs, PeerMissing
 from lab.bench.fp8 import quantize_heads, quantize_tensor
 from lab.bench.ours import EMULATED, Build, of_build
-from lab.bench.shapes import GROUPS, MASKS, Shape, select
+from lab.bench.shapes import GROUPS, Shape, select
 
 SHAPE = Shape("small", batch=1, heads=2, length=100, head_dim=32, dtype="fp32")
 
@@ -52,20 +52,6 @@ def test_a_package_that_does_not_load_is_listed_with_the_reason(
     }
 
 
-def test_sageattention_does_not_change_the_inputs_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sageattn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> torch.Tensor:
-        k -= k.mean(2, keepdim=True)  # as version 1 does
-        return scaled_dot_product_attention(q, k, v)
-
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0.6")
-    monkeypatch.setitem(sys.modules, "sageattention", SimpleNamespace(sageattn=sageattn))
-    (candidate,) = peers.find(["sageattention"]).able
-    inputs = accuracy.make_inputs(SHAPE, device="cpu")
-    before = inputs.k.clone()
-    candidate.prepare(inputs).run()
-    assert torch.equal(inputs.k, before) and candidate.name == "sageattention 1"
-
-
 def test_sageattention_2_is_measured_with_both_granularities_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
 
@@ -73,14 +59,16 @@ def test_sageattention_2_is_measured_with_both_granularities_on_hopper(monkeypat
         called.append(options["qk_quant_gran"])
         return scaled_dot_product_attention(q, k, v)
 
-    package = SimpleNamespace(sageattn=None, sageattn_qk_int8_pv_fp8_cuda_sm90=on_hopper)
+    package = SimpleNamespace(sageattn=None)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.2.0")
     monkeypatch.setitem(sys.modules, "sageattention", package)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert peers.find(["sageattention"]).missing["sageattention"].startswith("version 2.2.0 has no CUDA kernels")
+    package.sageattn_qk_int8_pv_fp8_cuda_sm90 = package.sageattn_qk_int8_pv_fp16_cuda = on_hopper
     inputs = accuracy.make_inputs(SHAPE, device="cpu")
-    for candidate in peers.find(["sageattention"]).able:
+    for candidate in peers.find(["sageattention", "sageattention-fp16"]).able:
         candidate.attend(inputs.q, inputs.k, inputs.v)
-    assert called == ["per_thread", "per_warp"]
+    assert called == ["per_thread", "per_warp", *["per_thread"] * 3]
 
 
 @pytest.mark.parametrize("module", ["flash_attn_interface", "fa3_fwd_interface"])
@@ -225,6 +213,10 @@ def test_names_are_selected_once_and_in_order() -> None:
     chosen = select(["wan-14b-720p", "video", "d64-n8192"])
     assert [shape.name for shape in chosen][:2] == ["wan-14b-720p", "wan-1.3b-480p"]
     assert chosen[-1].name == "d64-n8192" and len(chosen) == len(GROUPS["video"]) + 1
-    assert len(select(["paper"])) == 2 * 2 * 6 and {shape.mask for shape in select(["calls"])} == {None, *MASKS}
+    assert len(select(["paper"])) == 2 * 2 * 6 and {shape.mask for shape in select(["calls"])} == {
+        None,
+        "padding",
+        "queries",
+    }
     with pytest.raises(ValueError, match=r"one of paper, video, calls, .*got 'wan'"):
         select(["wan"])

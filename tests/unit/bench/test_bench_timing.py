@@ -75,7 +75,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(timing, "milliseconds_to_enqueue", lambda run, calls: 0.01)
         monkeypatch.setattr(timing, "heat", lambda seconds: None)
         subjects, timer = {name: subject(name) for name in milliseconds}, FakeTimer(milliseconds)
-        return Run(time_in_rounds(subjects, seconds, timer, random.Random(1), clock), visits, timer)
+        return Run(time_in_rounds(subjects, seconds, timer.measure, random.Random(1), clock), visits, timer)
 
     return timed
 

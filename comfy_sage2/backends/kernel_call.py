@@ -1,19 +1,19 @@
-"""Calls of one signature by a kernel module: memory for output, LSE and scratch, and the launches of its plans."""
+"""Calls of one signature by a kernel module: the memory for output, LSE and scratch, and copies of inputs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 
 from ..signature import CallSignature, TensorForm
 from ..tensors import NO_TENSORS, OptionalTensors
-from .base import Attend, BoundCall, Result
-from .module_plan import ATTENTION, PREQUANTIZATION, WHOLE_CALL, Strides, Views
-from .parts import parts_of
+from .base import BoundCall, Result
+from .launches import Launches
+from .module_plan import ATTENTION, PREQUANTIZATION, Strides, Views
 from .readable import ALIGNMENT, is_readable, padded_channels, readable_copy
 
 # Mask elements below half of float32's lowest number in units of log2 are cut to it; as natural logarithms:
@@ -26,14 +26,13 @@ class KernelCall(BoundCall):
 
     def __init__(self, module: ModuleType, signature: CallSignature) -> None:
         """ValueError for a call that `module` cannot run."""
-        self._module, self._signature = module, signature
+        self._module, self.signature = module, signature
         forms = signature.q, signature.k, signature.v
         self._unreadable = tuple(not is_readable(form) for form in forms)
         *sizes, head_dim = signature.q.shape
-        self._out_shape = (*sizes, padded_channels(head_dim))
+        self.out_shape = (*sizes, padded_channels(head_dim))
         lse_shape = (signature.batch, signature.q_heads, signature.q_length)
         self._lse_shape = lse_shape if signature.options.return_lse else None
-        self._cuts_lse = self._lse_shape is not None and signature.mask_dtype in _MASKS_BEYOND_LOG2
         # By which of q, k and v are copied.
         self._launches: dict[tuple[bool, ...], Launches] = {}
         self._launches[self._unreadable] = self._make(self._unreadable)
@@ -41,36 +40,26 @@ class KernelCall(BoundCall):
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
         """See `BoundCall.run`; ValueError from a module that refuses the call after all."""
         launches, q, k, v = self._readable(q, k, v)
-        out = q.new_empty(self._out_shape)
+        out = q.new_empty(self.out_shape)
         lse = None if self._lse_shape is None else q.new_empty(self._lse_shape, dtype=torch.float32)
         workspace = torch.empty(launches.workspace_bytes, dtype=torch.uint8, device=q.device)
         launches.enqueue((q.data_ptr(), k.data_ptr(), v.data_ptr()), optional, out, lse, workspace)
-        return self._finished(out, lse, optional)
+        return self.finished(out, lse)
 
     def prequantize(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS
-    ) -> Attend | None:
-        """See `BoundCall.prequantize`.
-
-        None for a call that is computed in parts: the last one reads its inputs last.
-        """
+    ) -> Prequantized | None:
+        """See `BoundCall.prequantize`; None for a call in parts, the last of which reads its inputs last."""
         launches, q, k, v = self._readable(q, k, v)
         if len(launches.parts) > 1:
             return None
         lse = None if self._lse_shape is None else q.new_empty(self._lse_shape, dtype=torch.float32)
         workspace = torch.empty(launches.workspace_bytes, dtype=torch.uint8, device=q.device)
-        enqueue = partial(launches.enqueue, optional=optional, lse=lse, workspace=workspace)
-        enqueue((q.data_ptr(), k.data_ptr(), v.data_ptr()), out=None, phase=PREQUANTIZATION)
+        addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr())
+        launches.enqueue(addresses, optional, None, lse, workspace, PREQUANTIZATION)
         reads = launches.parts[0].plan.attention_reads
-        kept = [tensor if name in reads else None for name, tensor in zip("qkv", (q, k, v), strict=True)]
-        dtype = q.dtype
-
-        def attend() -> Result:
-            out = torch.empty(self._out_shape, dtype=dtype, device=workspace.device)
-            enqueue([0 if tensor is None else tensor.data_ptr() for tensor in kept], out=out, phase=ATTENTION)
-            return self._finished(out, lse, optional)
-
-        return attend
+        kept = tuple(tensor if name in reads else None for name, tensor in zip("qkv", (q, k, v), strict=True))
+        return Prequantized(self, launches, kept, optional, lse, workspace)
 
     def _readable(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -88,7 +77,7 @@ class KernelCall(BoundCall):
         return launches, q, k, v
 
     def _make(self, copied: Sequence[bool]) -> Launches:
-        signature = self._signature
+        signature = self.signature
         forms = (signature.q, signature.k, signature.v)
         q, k, v = (
             _contiguous((*form.shape[:3], padded_channels(form.shape[3])), signature.layout)
@@ -96,7 +85,7 @@ class KernelCall(BoundCall):
             else _bhnd(form.stride, signature.layout)
             for copies, form in zip(copied, forms, strict=True)
         )
-        out = _contiguous(self._out_shape, signature.layout)
+        out = _contiguous(self.out_shape, signature.layout)
         mask, lists = signature.attn_mask, signature.block_mask
         views = Views(
             q,
@@ -108,12 +97,35 @@ class KernelCall(BoundCall):
         )
         return Launches(self._module, signature, views)
 
-    def _finished(self, out: torch.Tensor, lse: torch.Tensor | None, optional: OptionalTensors) -> Result:
-        if lse is not None and self._cuts_lse:
-            assert optional.attn_mask is not None
-            cut_lse(lse, optional.attn_mask.dtype)
-        head_dim = self._signature.head_dim
+    def finished(self, out: torch.Tensor, lse: torch.Tensor | None) -> Result:
+        """The result from what the kernels wrote."""
+        if lse is not None and self.signature.mask_dtype in _MASKS_BEYOND_LOG2:
+            cut_lse(lse, self.signature.mask_dtype)
+        head_dim = self.signature.head_dim
         return out if out.shape[3] == head_dim else out[..., :head_dim].contiguous(), lse
+
+
+@dataclass(frozen=True, slots=True)
+class Prequantized:
+    """A call whose q, k and v are quantized in its workspace; calling it ends it.
+
+    Attributes:
+        qkv: q, k and v, each of them None where the attention phase does not read it.
+    """
+
+    call: KernelCall
+    launches: Launches
+    qkv: tuple[torch.Tensor | None, ...]
+    optional: OptionalTensors
+    lse: torch.Tensor | None
+    workspace: torch.Tensor
+
+    def __call__(self) -> Result:
+        """See `BoundCall.prequantize`."""
+        out = torch.empty(self.call.out_shape, dtype=self.call.signature.dtype, device=self.workspace.device)
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in self.qkv]
+        self.launches.enqueue(addresses, self.optional, out, self.lse, self.workspace, ATTENTION)
+        return self.call.finished(out, self.lse)
 
 
 def cut_lse(lse: torch.Tensor, mask_dtype: torch.dtype) -> None:
@@ -121,81 +133,8 @@ def cut_lse(lse: torch.Tensor, mask_dtype: torch.dtype) -> None:
 
     The kernels keep them at what float32 holds in units of log2. lse: (B, Hq, Nq) float32, written to.
     """
-    if mask_dtype in _MASKS_BEYOND_LOG2:
-        cut = lse.le(_LOWEST_LSE).logical_and_(lse.ne(-torch.inf))
-        lse.masked_fill_(cut, torch.finfo(mask_dtype).min)
-
-
-class Launches:
-    """The launches of a call whose tensors lie so in memory, and the memory that they need."""
-
-    def __init__(self, module: ModuleType, signature: CallSignature, views: Views) -> None:
-        self.parts = parts_of(module, signature, views)
-        self.workspace_bytes = max(part.plan.workspace_bytes for part in self.parts)
-        self._bytes = signature.dtype.itemsize
-        self._mask_bytes = 0 if signature.mask_dtype is None else signature.mask_dtype.itemsize
-
-    def enqueue(
-        self,
-        qkv: Sequence[int],
-        optional: OptionalTensors,
-        out: torch.Tensor | None,
-        lse: torch.Tensor | None,
-        workspace: torch.Tensor,
-        phase: int = WHOLE_CALL,
-    ) -> None:
-        """Enqueue the call, or one phase of it, on the workspace's device and the current stream.
-
-        Args:
-            qkv: addresses of q, k and v, multiples of 16; 0 for what the phase does not read.
-            out: of q's dtype; None in the phase of prequantization.
-            lse: (B, Hq, Nq) float32, contiguous, when the options ask for it.
-            workspace: uint8, at least `workspace_bytes` of them.
-        """
-        mask, lists, nonfinite, invalid = map(_address, optional)
-        stream, scratch = current_stream(workspace.device), workspace.data_ptr()
-        q, k, v = qkv
-        to, logs = _address(out), _address(lse)
-        if len(self.parts) == 1:
-            run = self.parts[0].plan.run
-            run(q, k, v, to, scratch, stream, logs, nonfinite, mask, lists, invalid, phase=phase)
-            return
-        size = self._bytes
-        for part in self.parts:
-            part.plan.run(
-                q + part.q * size,
-                k + part.k * size,
-                v + part.v * size,
-                to + part.out * size,
-                scratch,
-                stream,
-                logs and logs + part.lse * 4,
-                nonfinite,
-                mask and mask + part.mask * self._mask_bytes,
-                lists and lists + part.block_mask * 2,
-                invalid,
-                phase=phase,
-            )
-
-
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def _current_stream(device: torch.device) -> int:
-    return torch.cuda.current_stream(device).cuda_stream
-
-
-def _raw_current_stream(device: torch.device) -> int:
-    index = device.index
-    stream: int = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device() if index is None else index)
-    return stream
-
-
-# The former makes an object for each call.
-current_stream: Callable[[torch.device], int] = (
-    _raw_current_stream if hasattr(torch._C, "_cuda_getCurrentRawStream") else _current_stream
-)
+    cut = lse.le(_LOWEST_LSE).logical_and_(lse.ne(-torch.inf))
+    lse.masked_fill_(cut, torch.finfo(mask_dtype).min)
 
 
 def _bhnd(strides: tuple[int, ...], layout: str) -> Strides:

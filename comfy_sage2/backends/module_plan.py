@@ -1,10 +1,9 @@
-"""One call's plan in a kernel module: what csrc/attention_call.h has of it."""
+"""What a kernel module is told of a call to plan it: the fields of csrc/attention_call.h."""
 
 from __future__ import annotations
 
 from dataclasses import fields
-from types import ModuleType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -30,43 +29,6 @@ _OPTIONS = tuple(
 )
 
 
-class ModulePlan(Protocol):
-    """Launches of one call, of which only addresses are still open. Several threads may run it.
-
-    Attributes:
-        workspace_bytes: of scratch memory that `run` needs.
-        attention_reads: those of "q", "k" and "v" that the attention phase still reads.
-    """
-
-    @property
-    def workspace_bytes(self) -> int: ...
-
-    @property
-    def attention_reads(self) -> tuple[str, ...]: ...
-
-    def run(
-        self,
-        q: int,
-        k: int,
-        v: int,
-        out: int,
-        workspace: int,
-        stream: int,
-        lse: int = 0,
-        nonfinite: int = 0,
-        mask: int = 0,
-        block_mask: int = 0,
-        invalid_blocks: int = 0,
-        phase: int = WHOLE_CALL,
-    ) -> None:
-        """Enqueue the call, or one phase of it, on `stream`; addresses are those of device memory, 0 is none.
-
-        Raises:
-            ValueError: an address that the plan needs is missing.
-            RuntimeError: a failure of the driver.
-        """
-
-
 class Views(NamedTuple):
     """How the tensors of a call lie in memory, as BHND; strides of a mask and a block mask are 0 where they broadcast.
 
@@ -81,15 +43,6 @@ class Views(NamedTuple):
     block_mask: tuple[int, int] | None = None
 
 
-def module_plan(module: ModuleType, signature: CallSignature, views: Views, batch: int, kv_heads: int) -> ModulePlan:
-    """The plan of a call by `module`, or of a part of it with so many entries and heads of k and v.
-
-    ValueError for a call that it cannot run.
-    """
-    plan: ModulePlan = module.plan(**plan_fields(signature, views, batch, kv_heads))
-    return plan
-
-
 def option_fields(options: AttentionOptions) -> dict[str, int]:
     """The options but for the scale, as the kernels are told them."""
     values = ((argument, choices, getattr(options, name)) for name, argument, choices in _OPTIONS)
@@ -97,8 +50,8 @@ def option_fields(options: AttentionOptions) -> dict[str, int]:
 
 
 def plan_fields(signature: CallSignature, views: Views, batch: int, kv_heads: int) -> Fields:
-    """A part of a call as a module takes it."""
-    found: Fields = {
+    """The keywords of the module's `plan`, for a part of a call with so many entries and heads of k and v."""
+    told: Fields = {
         "batch": batch,
         "q_heads": kv_heads * (signature.q_heads // signature.kv_heads),
         "kv_heads": kv_heads,
@@ -112,15 +65,15 @@ def plan_fields(signature: CallSignature, views: Views, batch: int, kv_heads: in
         "has_lse": signature.options.return_lse,
     }
     if signature.options.rotate == "auto":
-        found["rotate_by_head"] = True
+        told["rotate_by_head"] = True
     if views.block_mask is not None:
-        found["block_mask_key_blocks"] = blocks_of(signature.kv_length)
-        found["block_mask_batch_stride"], found["block_mask_head_stride"] = views.block_mask
+        told["block_mask_key_blocks"] = blocks_of(signature.kv_length)
+        told["block_mask_batch_stride"], told["block_mask_head_stride"] = views.block_mask
     for name in ("q", "k", "v", "out"):
         for axis, stride in zip(_AXES, getattr(views, name), strict=True):
-            found[f"{name}_{axis}_stride"] = stride
+            told[f"{name}_{axis}_stride"] = stride
     if views.mask is not None and signature.mask_dtype is not None:
-        found["mask_element"] = ELEMENT_CODES[signature.mask_dtype]
+        told["mask_element"] = ELEMENT_CODES[signature.mask_dtype]
         for axis, stride in zip(_MASK_AXES, views.mask, strict=True):
-            found[f"mask_{axis}_stride"] = stride
-    return found
+            told[f"mask_{axis}_stride"] = stride
+    return told

@@ -19,7 +19,8 @@ from ..options import AUTO, FLOAT_PV, AttentionOptions
 from ..reference.exact import exact_attention
 from ..signature import CallSignature, TensorForm
 from ..tensors import OptionalTensors
-from .kernel_call import Launches, broadcast_strides
+from .kernel_call import broadcast_strides
+from .launches import Launches
 from .module_plan import Strides, Views
 
 # Relative L1 error, sum |O - O'| / sum |O|, that the quantization of each mode may cost in these calls.

@@ -28,7 +28,7 @@ from unittest.mock import patch
 import torch
 
 from comfy_sage2 import attention, registry
-from comfy_sage2.backends import kernel_call, self_test
+from comfy_sage2.backends import launches, self_test
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
@@ -67,7 +67,7 @@ def kernels_on_cpu_tensors() -> AbstractContextManager[object]:
             backend, "bind", lambda call: bind(call._replace(q=call.q._replace(device=torch.device("cuda", 0))))
         )
     )
-    patches.enter_context(patch.object(kernel_call, "current_stream", lambda device: 0))
+    patches.enter_context(patch.object(launches, "current_stream", lambda device: 0))
     patches.enter_context(patch.object(self_test, "reason_against", lambda *_: None))
     return patches
 

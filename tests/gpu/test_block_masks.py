@@ -9,7 +9,7 @@ import torch
 
 import comfy_sage2
 from comfy_sage2 import BlockMask
-from comfy_sage2.backends import parts
+from comfy_sage2.backends import launches
 from comfy_sage2.block_mask import blocks_of
 from comfy_sage2.tensors import OptionalTensors
 
@@ -345,7 +345,7 @@ def test_parts_give_the_same_bits(
     call: dict[str, Any] = {"mode": mode, "is_causal": is_causal, "return_lse": True}
     call["block_mask"] = random_lists(q, k, batch=batch, heads=heads)
     whole, whole_lse = run(name, q, k, v, **call)
-    monkeypatch.setattr(parts, "WORKSPACE_BOUND", 3 * 700 * 64)
+    monkeypatch.setattr(launches, "WORKSPACE_BOUND", 3 * 700 * 64)
     out, lse = run(name, q, k, v, **call)
     assert torch.equal(out, whole) and torch.equal(lse, whole_lse)
 

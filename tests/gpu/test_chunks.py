@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from comfy_sage2 import attention, explain
-from comfy_sage2.backends import kernel_call, parts
+from comfy_sage2.backends import launches
 from comfy_sage2.options import MODES
 from comfy_sage2.plan import _plan
 
@@ -39,19 +39,19 @@ def test_parts_give_the_same_bits(
         pytest.skip("no accelerated backend runs here")
     whole, whole_lse = attention(q, k, v, **choices)
     made = 0
-    parts_of = parts.parts_of
+    parts_of = launches.parts_of
 
-    def counted(*arguments: Any) -> tuple[parts.Part, ...]:
+    def counted(*arguments: Any) -> tuple[launches.Part, ...]:
         nonlocal made
         found = parts_of(*arguments)
         made = len(found)
         return found
 
-    monkeypatch.setattr(kernel_call, "parts_of", counted)
+    monkeypatch.setattr(launches, "parts_of", counted)
     for heads in (1, 3):
         made = 0
         bound = heads * (q_length + 2 * kv_length) * head_dim
-        monkeypatch.setattr(parts, "WORKSPACE_BOUND", bound)
+        monkeypatch.setattr(launches, "WORKSPACE_BOUND", bound)
         _plan.cache_clear()  # a plan holds the parts of the bound under which it was made
         out, lse = attention(q, k, v, **choices)
         assert made > 1
@@ -59,7 +59,7 @@ def test_parts_give_the_same_bits(
 
 
 def test_memory_stays_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "WORKSPACE_BOUND", 8 << 20)
+    monkeypatch.setattr(launches, "WORKSPACE_BOUND", 8 << 20)
     q = torch.randn(1, 16, 16384, 128, device="cuda", dtype=torch.bfloat16)
     if all(reason is not None for name, reason in explain(q, q, q).items() if name != "reference"):
         pytest.skip("no accelerated backend runs here")

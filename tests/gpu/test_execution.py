@@ -8,7 +8,7 @@ import pytest
 import torch
 from pretended_gpu import on_gpu
 
-from comfy_sage2.backends.module_plan import Views, module_plan
+from comfy_sage2.backends.module_plan import Views, plan_fields
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 
@@ -156,7 +156,7 @@ def test_workspace_is_bounded(name: str, tokens: int) -> None:
     needed = {}
     for mode in loader.load(name).modes:
         signature = on_gpu((9, 0), AttentionOptions(mode), **sizes)
-        needed[mode] = module_plan(loader.load(name), signature, views, 1, 40).workspace_bytes
+        needed[mode] = loader.load(name).plan(**plan_fields(signature, views, 1, 40)).workspace_bytes
     block_means = 40 * (tokens // 128 + 1) * 128 * 4
     assert needed["8b"] <= 0.55 * 6 * tokens * 40 * 128
     assert needed["4b"] <= needed["8b"] + (256 << 20) + block_means

@@ -141,11 +141,11 @@ def test_the_library_enqueues_the_phases(kernels: Binding, architecture: kernel_
     kernels.run(f"""{LOGGED}
 sys.path.insert(0, {str(ROOT)!r})
 import torch
-from comfy_sage2.backends import kernel_call
+from comfy_sage2.backends import kernel_call, launches
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import OptionalTensors
-kernel_call.current_stream = lambda device: 77
+launches.current_stream = lambda device: 77
 log = Path(os.environ["FAKE_CUDA_LOG"])
 def launched():
     return [line.split()[1] for line in log.read_text().splitlines() if line.startswith("cuLaunchKernelEx ")]

@@ -274,13 +274,13 @@ def test_threads_that_share_a_plan_launch_as_alone(made: Path, run: Run) -> None
 LIBRARY = """
 sys.path.insert(0, {root!r})
 import torch
-from comfy_sage2.backends import kernel_call
+from comfy_sage2.backends import kernel_call, launches
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import OptionalTensors
 
-kernel_call.current_stream = lambda device: calls.STREAM
+launches.current_stream = lambda device: calls.STREAM
 def flag():
     return torch.zeros(1, dtype=torch.int32)
 def kinds():

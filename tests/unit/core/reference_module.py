@@ -13,7 +13,7 @@ from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
 
-# Of `ModulePlan.run`, in its order.
+# Of a plan's `run`, in its order.
 RUN_ARGUMENTS = (
     "q", "k", "v", "out", "workspace", "stream",
     "lse", "nonfinite", "mask", "block_mask", "invalid_blocks", "phase",
@@ -49,7 +49,7 @@ class ReferencePlan:
         self.attention_reads = module.attention_reads
 
     def run(self, *given: int, phase: int) -> None:
-        """See `ModulePlan.run`."""
+        """Compute the call at these addresses."""
         self._module.compute({**self._fields, **dict(zip(RUN_ARGUMENTS, (*given, phase), strict=True))})
 
 

@@ -9,8 +9,7 @@ import torch
 from recorder import STREAM, Recorder, kernel_call
 from reference_module import RUN_ARGUMENTS
 
-from comfy_sage2.backends import kernel_call as kernel_call_module
-from comfy_sage2.backends import parts
+from comfy_sage2.backends import launches
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
@@ -25,7 +24,7 @@ PLANNED = SIZES | OPTIONS | STRIDES | {"has_lse"}
 
 @pytest.fixture(autouse=True)
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_call_module, "current_stream", lambda device: STREAM)
+    monkeypatch.setattr(launches, "current_stream", lambda device: STREAM)
 
 
 def tensors(head_dim: int = 64, dtype: torch.dtype = torch.float16) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -143,7 +142,7 @@ def test_a_signature_is_planned_once() -> None:
 
 
 def test_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "WORKSPACE_BOUND", 1)
+    monkeypatch.setattr(launches, "WORKSPACE_BOUND", 1)
     module = Recorder()
     q, k, v = tensors()
     kernel_call(module, q, k, v).run(q, k, v)

@@ -12,8 +12,7 @@ from reference_module import ReferenceModule
 
 from comfy_sage2 import registry
 from comfy_sage2.attention import attention
-from comfy_sage2.backends import kernel_call as kernel_call_module
-from comfy_sage2.backends import parts
+from comfy_sage2.backends import launches
 from comfy_sage2.backends.base import Backend, BoundCall
 from comfy_sage2.backends.module_plan import ATTENTION, PREQUANTIZATION
 from comfy_sage2.options import AttentionOptions
@@ -50,7 +49,7 @@ class Phased(ReferenceModule):
 
 @pytest.fixture(autouse=True)
 def stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_call_module, "current_stream", lambda device: 7)
+    monkeypatch.setattr(launches, "current_stream", lambda device: 7)
 
 
 def inputs(head_dim: int = 64, layout: str = "BHND") -> Tensors:
@@ -141,7 +140,7 @@ def test_the_fields_are_the_same_but_for_what_has_no_memory() -> None:
 
 
 def test_a_call_in_parts_has_no_phases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "WORKSPACE_BOUND", 63)  # below the stand-in's
+    monkeypatch.setattr(launches, "WORKSPACE_BOUND", 63)  # below the stand-in's
     module = Phased()
     assert begin(module, inputs()) is None
     assert not module.enqueued

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 
@@ -11,7 +11,7 @@ from . import registry
 from .autotune.auto_mode import with_mode
 from .block_mask import BlockMask
 from .operators import has_observer, observed, without_gradient
-from .options import AttentionOptions, CallChoices, Choices
+from .options import AttentionOptions
 from .plan import Refusal, plan
 from .registry import UnsupportedError
 from .signature import ANYONE, CallSignature, Routing
@@ -20,50 +20,16 @@ from .sparsity.selection import add_tail_
 from .tensors import NO_TENSORS, OptionalTensors
 from .validation import check_call, check_flags
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
-Output = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-
-
-class _Arguments(CallChoices, total=False):
-    """For type checkers: the arguments beside q, k and v that do not decide the type of the result."""
-
-    attn_mask: torch.Tensor | None
-    block_mask: BlockMask | None
-    sparse: Sparse | None
-    backend: str | None
-    nonfinite: torch.Tensor | None
-
-
-class _ArgumentsWithOptions(_Arguments, total=False):
-    """For type checkers: `options` may ask for the LSE."""
-
-    options: AttentionOptions | None
-
-
-# fmt: off
+# For type checkers, whose `arguments` are those below.
 @overload
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
-    return_lse: Literal[False] = False, **arguments: Unpack[_Arguments],
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, return_lse: Literal[False] = False, **arguments: Any
 ) -> torch.Tensor: ...
 @overload
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
-    return_lse: Literal[True], **arguments: Unpack[_ArgumentsWithOptions],
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, return_lse: Literal[True], **arguments: Any
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
-@overload
-def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
-    return_lse: Literal[False], **arguments: Unpack[_ArgumentsWithOptions],
-) -> torch.Tensor: ...
-@overload
-def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
-    return_lse: bool = ..., **arguments: Unpack[_ArgumentsWithOptions],
-) -> Output: ...
-# fmt: on
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -76,7 +42,7 @@ def attention(
     nonfinite: torch.Tensor | None = None,
     options: AttentionOptions | None = None,
     **choices: Any,
-) -> Output:
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """SageAttention2: softmax(q k^T * scale + mask) v with quantized matrix products.
 
     Inference only: the op has no gradient. Inputs are never written to. A NaN in the inputs gives NaN in the
@@ -102,8 +68,8 @@ def attention(
         choices: fields of `AttentionOptions` by name, over those of `options`: mode="4b", return_lse=True.
 
     Returns:
-        The output in q's shape, layout and dtype; with `return_lse` also the natural log of the sum of exponentials
-        of the scaled, masked scores, (B, Hq, Nq) float32.
+        The output, a tensor in q's shape, layout and dtype; with `return_lse` a tuple of the output and the natural log
+        of the sum of exponentials of the scaled, masked scores, (B, Hq, Nq) float32.
 
     Raises:
         TypeError: wrong types or dtypes, or an unknown option.
@@ -160,7 +126,7 @@ def _with_tail(
     backend: str | None,
     nonfinite: torch.Tensor | None,
     options: AttentionOptions,
-) -> Output:
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """A call with a block mask whose other key blocks take part by means of their tokens."""
     with torch.no_grad():  # a tail cannot be added to an output that autograd knows
         out, lse = attention(
@@ -209,7 +175,7 @@ def explain(
     block_mask: BlockMask | None = None,
     backend: str | None = None,
     options: AttentionOptions | None = None,
-    **choices: Unpack[Choices],
+    **choices: Any,
 ) -> dict[str, str | None]:
     """Which backends can run this call: name -> None if it can, else the reason, in order of preference.
 

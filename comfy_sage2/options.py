@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypedDict
+from typing import Any
 
 from .text import quoted
 
@@ -160,27 +160,3 @@ _OF_QUANTIZATION: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 FLOAT_PV = ("fp8", "fp16")  # a build has one of them for its quantizing modes, whatever else it has
 MODES = tuple(mode for mode in CHOICES["mode"] if mode not in (EXACT, AUTO))  # those that quantize
-
-
-class ModelChoices(TypedDict, total=False):
-    """For type checkers: the options that a whole model has in common."""
-
-    mode: str
-    smooth_v: bool
-    pv_accumulator: str
-    rotate: str | bool
-    pv: str
-
-
-class CallChoices(ModelChoices, total=False):
-    """For type checkers: every option but `return_lse`, on which the type of the result depends."""
-
-    is_causal: bool
-    scale: float | None
-    layout: str
-
-
-class Choices(CallChoices, total=False):
-    """For type checkers: every option."""
-
-    return_lse: bool

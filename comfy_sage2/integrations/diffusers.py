@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MethodType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -27,15 +27,12 @@ from torch.overrides import TorchFunctionMode
 from .. import registry
 from ..autotune.auto_mode import auto_mode
 from ..operators import define, run, run_by_the_compiler
-from ..options import AUTO, EXACT, AttentionOptions, ModelChoices, check_choice
+from ..options import AUTO, EXACT, AttentionOptions, check_choice
 from ..plan import Refusal, plan
 from ..signature import ANY, IGNORED, NO_LESS_EXACT, CallSignature, Routing
 from ..tensors import OptionalTensors, with_dense_rows
 from ..timing.measure import ensure_timed
 from .torch_attention import DO_NOT_FIT, CallTensors, autocast, in_four_dimensions, reason_for_torch
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 NOT_CALLED = (
     "the attention module did not call scaled_dot_product_attention: set the model's attention backend to 'native'"
@@ -319,7 +316,7 @@ def patch(
     when: str = WHERE_FASTER,
     backend: str | None = None,
     options: AttentionOptions | None = None,
-    **choices: Unpack[ModelChoices],
+    **choices: Any,
 ) -> Patch:
     """Give a diffusers model SageAttention2 attention, in place.
 

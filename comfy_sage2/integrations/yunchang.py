@@ -8,17 +8,14 @@ merges what each part gives by its log-sum-exp.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
 from .. import registry
 from ..attention import attention
-from ..options import AttentionOptions, ModelChoices
+from ..options import AttentionOptions
 from ..sparsity.declared import Sparse
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Processor = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -28,7 +25,7 @@ def attention_processor(
     backend: str | None = None,
     options: AttentionOptions | None = None,
     sparse: Sparse | None = None,
-    **choices: Unpack[ModelChoices],
+    **choices: Any,
 ) -> Processor:
     """The `attn_processor` for a yunchang.LongContextAttention of your own, made with `attn_type=None`.
 

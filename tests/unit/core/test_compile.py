@@ -20,9 +20,8 @@ BACKENDS = ["eager", "aot_eager"] + (["inductor"] if shutil.which("g++") else []
 def block(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, layout: str, return_lse: bool
 ) -> Any:
-    result: Any = comfy_sage2.attention(
-        q * 1.5, k, v, mode="4b", attn_mask=mask, layout=layout, return_lse=return_lse, smooth_v=True
-    )
+    choices: dict[str, Any] = {"mode": "4b", "layout": layout, "return_lse": return_lse, "smooth_v": True}
+    result: Any = comfy_sage2.attention(q * 1.5, k, v, attn_mask=mask, **choices)
     out, lse = result if return_lse else (result, torch.zeros(()))
     return out.flatten(2) * 2, lse + 1
 

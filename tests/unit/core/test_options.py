@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 import torch
 
 import comfy_sage2
 from comfy_sage2.backends.module_plan import option_fields
-from comfy_sage2.options import CHOICES, NAMES, AttentionOptions, CallChoices, Choices, ModelChoices
+from comfy_sage2.options import CHOICES, NAMES, AttentionOptions
 
 BINDING = Path(__file__).resolve().parents[3] / "csrc" / "plan_binding.cpp"
-
-
-def test_type_checkers_know_the_same_options() -> None:
-    hints = get_type_hints(AttentionOptions) | {"rotate": str | bool}  # calls take flags too
-    assert get_type_hints(Choices) == hints
-    assert get_type_hints(CallChoices) == {name: hint for name, hint in hints.items() if name != "return_lse"}
-    per_call = {option.name for option in fields(AttentionOptions) if option.metadata["per_call"]}
-    assert set(get_type_hints(ModelChoices)) == set(NAMES) - per_call
 
 
 def test_the_operators_take_every_option() -> None:

@@ -319,7 +319,7 @@ def test_wrong_values_are_named(arguments: dict[str, Any], error: type[Exception
 
 def test_another_type_is_refused() -> None:
     with pytest.raises(TypeError, match=r"sparse must be a comfy_sage2\.Sparse or None, got float"):
-        attention(*local(0), sparse=0.1)  # type: ignore[call-overload]
+        attention(*local(0), sparse=0.1)
 
 
 class TestFlexAttention:

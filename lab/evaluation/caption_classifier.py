@@ -23,7 +23,6 @@ _THING_LOGITS = sum(map(len, THING_WORDS.values()))
 _SPLITS = (_THING_LOGITS, 1, len(SURFACES), len(COLORS))  # things, drifting, surface, surface color
 _WIDTHS = (24, 40, 64, 96, 96)
 _STRIDES = ((1, 2, 2), (1, 2, 2), (2, 2, 2), (2, 2, 2), (1, 1, 1))
-_NORM_GROUPS = 8
 
 
 class CaptionClassifier(nn.Module):
@@ -34,7 +33,7 @@ class CaptionClassifier(nn.Module):
         layers: list[nn.Module] = []
         inputs = 3
         for width, stride in zip(_WIDTHS, _STRIDES, strict=True):
-            layers += [nn.Conv3d(inputs, width, 3, stride, padding=1), nn.GroupNorm(_NORM_GROUPS, width), nn.SiLU()]
+            layers += [nn.Conv3d(inputs, width, 3, stride, padding=1), nn.GroupNorm(8, width), nn.SiLU()]
             inputs = width
         self.features = nn.Sequential(*layers)
         self.words = nn.Linear(2 * inputs, sum(_SPLITS))

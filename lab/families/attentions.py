@@ -15,8 +15,6 @@ from ..bench import peers as bench_peers
 Plain = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 Override = Callable[..., torch.Tensor]
 
-CUDNN = "cuDNN"
-
 
 def override_of(attend: Plain, *, takes_mask: bool) -> Override:
     """An override that computes every call by `attend`.
@@ -81,7 +79,7 @@ def peers() -> tuple[dict[str, Override], dict[str, str]]:
     """Name -> override of the attentions that can be had here, and for the others name -> why not."""
     candidates = bench_peers.find(["torch-cudnn", "flash-attention-3", "sageattention"])
     overrides = {
-        candidate.name: override_of(candidate.attend, takes_mask=candidate.name == CUDNN)
+        candidate.name: override_of(candidate.attend, takes_mask=candidate.name == "cuDNN")
         for candidate in candidates.able
     }
     missing = dict(candidates.missing)

@@ -1,4 +1,4 @@
-"""`python -m comfy_sage2 doctor`: what this machine has, which kernels would run each mode, and why others cannot.
+"""`python -m comfy_sage2 doctor`: what this machine has, which kernels would run each mode, and why the rest cannot.
 
 The last line is the verdict: what works, or the cause why nothing does and what to do about it.
 
@@ -93,7 +93,7 @@ def _self_test_lines() -> Iterator[str]:
 
 
 def _guarded(probe: Callable[..., str], *arguments: object) -> str:
-    """A probe's answer, or the error in its place: one thing that cannot be found out must not hide the others."""
+    """A probe's answer, or the error instead of it: one probe that fails must not hide the rest."""
     try:
         return probe(*arguments)
     except (OSError, RuntimeError, AttributeError, AssertionError, ImportError, ValueError) as error:
@@ -111,7 +111,7 @@ def _verdict(device: torch.device, mode: str) -> Verdict:
     return Verdict(str(device), mode, {name: reasons[name] for name in accelerated})
 
 
-def verdicts() -> list[Verdict]:
+def all_verdicts() -> list[Verdict]:
     """One for each CUDA device (the CPU when there is none) and mode."""
     return [_verdict(device, mode) for device in devices() for mode in MODES]
 
@@ -132,14 +132,14 @@ def _machine_lines() -> Iterator[str]:
         yield _line("GPU", "none that this torch can use")
 
 
-def _verdict_lines(found: list[Verdict]) -> Iterator[str]:
+def _verdict_lines(verdicts: list[Verdict]) -> Iterator[str]:
     """What runs the modes of one device; modes of which the same is said stand together."""
     alike: dict[tuple[tuple[str, str | None], ...], list[Verdict]] = {}
-    for verdict in found:
+    for verdict in verdicts:
         alike.setdefault(tuple(verdict.reasons.items()), []).append(verdict)
-    for verdicts in alike.values():
-        first = verdicts[0]
-        modes = ", ".join(verdict.mode for verdict in verdicts)
+    for same in alike.values():
+        first = same[0]
+        modes = ", ".join(verdict.mode for verdict in same)
         yield _line(f"{first.device}, {modes}", first.chosen or "no kernel: the nodes leave the model as it is")
         by_reason: dict[str, list[str]] = {}
         for name, reason in first.reasons.items():
@@ -149,21 +149,21 @@ def _verdict_lines(found: list[Verdict]) -> Iterator[str]:
             yield _line("", f"{', '.join(names)} cannot: {reason}")
 
 
-def _cause(device: str, found: list[Verdict]) -> str:
+def _cause(device: str, verdicts: list[Verdict]) -> str:
     """Why no kernel runs on a device: the machine's reason, else that of the kernels which are for this GPU."""
     if device == "cpu":
         return _guarded(machine.reason_without_gpu)
-    reasons = [reason for verdict in found for reason in verdict.reasons.values() if reason is not None]
+    reasons = [reason for verdict in verdicts for reason in verdict.reasons.values() if reason is not None]
     # Kernels for other GPUs always have a reason, and it says nothing of this one.
     reasons.sort(key=lambda reason: reason.startswith(_OTHER_GPU))
     return reasons[0] if reasons else "this installation has no kernels: update or reinstall the pack"
 
 
-def conclusion(found: list[Verdict]) -> str:
+def conclusion(verdicts: list[Verdict]) -> str:
     """All in one line: which kernels run which modes on each device, or why none does and what to do."""
     parts = []
-    for device in dict.fromkeys(verdict.device for verdict in found):
-        own = [verdict for verdict in found if verdict.device == device]
+    for device in dict.fromkeys(verdict.device for verdict in verdicts):
+        own = [verdict for verdict in verdicts if verdict.device == device]
         modes_by_kernel: dict[str, list[str]] = {}
         for verdict in own:
             if verdict.chosen is not None:
@@ -210,7 +210,7 @@ def _other_packs() -> str:
     return f"{backend}, if you start ComfyUI with --use-sage-attention or switch on the pack's setting"
 
 
-def report(found: list[Verdict], measure: Callable[[int], TunedChoices | None]) -> str:
+def report(verdicts: list[Verdict], measure: Callable[[int], TunedChoices | None]) -> str:
     """The text that the command prints; `measure` gives the choices of a GPU."""
     lines = [f"comfy_sage2 {__version__}", *_machine_lines(), "kernels"]
     accelerated = [backend.name for backend in registry.kernels()]
@@ -224,9 +224,9 @@ def report(found: list[Verdict], measure: Callable[[int], TunedChoices | None]) 
     lines += ["measured speed", *(list(_measured_lines(measure)) or [_line("none", "no GPU here")])]
     lines += [f"packs that import {offer.NAME}", _line("computed by", _guarded(_other_packs))]
     lines.append("backend for each mode (float16, head_dim 128)")
-    for device in dict.fromkeys(verdict.device for verdict in found):
-        lines += _verdict_lines([verdict for verdict in found if verdict.device == device])
-    lines.append(conclusion(found))
+    for device in dict.fromkeys(verdict.device for verdict in verdicts):
+        lines += _verdict_lines([verdict for verdict in verdicts if verdict.device == device])
+    lines.append(conclusion(verdicts))
     return "\n".join(lines)
 
 
@@ -236,6 +236,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--measure", action="store_true", help="measure every GPU again, in a few seconds each")
     options = parser.parse_args(arguments)
     times = measure_now if options.measure else remembered
-    found = verdicts()
-    say(in_width(report(found, times), len(_line("", ""))))
-    return 0 if any(verdict.chosen for verdict in found) else 1
+    verdicts = all_verdicts()
+    say(in_width(report(verdicts, times), len(_line("", ""))))
+    return 0 if any(verdict.chosen for verdict in verdicts) else 1

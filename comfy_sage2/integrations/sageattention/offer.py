@@ -52,10 +52,10 @@ def serving() -> tuple[str | None, str | None]:
         return None, str(error)
     reason = None
     for device in devices():
-        found = choose(CallSignature.minimal(device, AttentionOptions(), Routing(accelerated_only=True)))
-        if not isinstance(found, Refusal):
-            return found.name, None
-        reason = reason or found.reason
+        chosen = choose(CallSignature.minimal(device, AttentionOptions(), Routing(accelerated_only=True)))
+        if not isinstance(chosen, Refusal):
+            return chosen.name, None
+        reason = reason or chosen.reason
     return None, reason
 
 

@@ -219,8 +219,14 @@ def test_a_wrong_lse_and_a_write_behind_it_are_found() -> None:
             rows = fields["batch"] * fields["q_heads"] * fields["q_length"]
             tensor_at(fields["lse"] + 4 * rows, (1,), (1,), torch.float32).zero_()
 
+    def of_rows_without_keys(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        if fields["lse"]:
+            rows = fields["batch"] * fields["q_heads"] * fields["q_length"]
+            tensor_at(fields["lse"], (rows,), (1,), torch.float32).nan_to_num_(neginf=0.0)
+
     with_lse = [case.name for case in CASES if case.options.return_lse]
     result = put(Spoiled(wrong))
     assert wrong_cases(result) == with_lse and all("the LSE is" in text for text in result.wrong)
     result = put(Spoiled(behind))
     assert wrong_cases(result) == with_lse and all(text.endswith("outside of its LSE") for text in result.wrong)
+    assert wrong_cases(put(Spoiled(of_rows_without_keys))) == ["head_dim 128, mask for each query"]

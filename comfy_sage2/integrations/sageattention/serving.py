@@ -107,7 +107,9 @@ def attend(
     fitting = None if reason is not None else in_four_dimensions(inputs, options.layout)
     if fitting is None:
         count_torchs(reason or DO_NOT_FIT)
-        return exact(inputs, options, scale, dropout_p)
+        if options.return_lse:
+            return plain_attention(inputs, options, scale, dropout_p)
+        return exact_output(inputs, options, scale, dropout_p)
     run = _operator if has_observer(*fitting) else _run
     out, lse = run(*fitting, *options.values())
     out = out if out.shape == q.shape else out.reshape(q.shape)
@@ -132,13 +134,11 @@ def _count_compiled(reason: str) -> bool:
 run_by_the_compiler(_count_compiled)  # a lock and a log would break its graph
 
 
-def exact(inputs: CallTensors, options: AttentionOptions, scale: float | None, dropout_p: float) -> Result:
-    """By torch, with gradients.
+def exact_output(inputs: CallTensors, options: AttentionOptions, scale: float | None, dropout_p: float) -> torch.Tensor:
+    """The output by torch, with gradients.
 
     In plain torch where its fused attentions give NaN: some do for a scale that is not positive.
     """
-    if options.return_lse:
-        return plain_attention(inputs, options, scale, dropout_p)
     if scale != options.scale and not any(tensor is not None and is_special(tensor) for tensor in inputs):
         return plain_attention(inputs, options, scale, dropout_p)[0]
     return torchs_attention(inputs, options, scale, dropout_p)
@@ -180,12 +180,12 @@ def served(
     routing = Routing(backend, accelerated_only=backend is None, where_faster=where_faster)
     signature = CallSignature.of(q, k, v, options, optional, routing)
     try:
-        found = plan(signature)
-        if not isinstance(found, Refusal):
-            result = found.run(q, k, v, optional)
-            calls.count(f"{found.backend.name}, {found.options.mode}", None)
+        call_plan = plan(signature)
+        if not isinstance(call_plan, Refusal):
+            result = call_plan.run(q, k, v, optional)
+            calls.count(f"{call_plan.backend.name}, {call_plan.options.mode}", None)
             return result
-        reason = found.reason  # torch may take what the attention API refuses
+        reason = call_plan.reason  # torch may take what the attention API refuses
     except torch.cuda.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -193,11 +193,10 @@ def served(
     calls.count(TORCH, reason)
     if not options.return_lse:
         return torchs_attention(inputs, options, options.scale), None
-    exact = options.without_quantization()
-    fused = plan(CallSignature.of(q, k, v, exact, optional, Routing(accelerated_only=True)))
-    if isinstance(fused, Refusal):
+    exact = plan(CallSignature.of(q, k, v, options.without_quantization(), optional, Routing(accelerated_only=True)))
+    if isinstance(exact, Refusal):
         return plain_attention(inputs, options, options.scale)
-    return fused.run(q, k, v, optional)
+    return exact.run(q, k, v, optional)
 
 
 @lru_cache(maxsize=256)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from ...autotune.store import choices_of
@@ -12,7 +14,7 @@ from ...signature import require_tensors
 from ...timing.measure import ensure_timed
 from ..torch_attention import CallTensors, autocast, reason_for_torch
 from .exact import torchs_attention
-from .serving import UNUSUAL_SCALE, Result, count_torchs, exact, served
+from .serving import UNUSUAL_SCALE, count_torchs, exact_output, served
 
 IS_SHORT = "[SA-314] torch's attention ends such short sequences before another one would be enqueued"
 # What a call by a plan takes of the CPU's time beyond one of torch's function: docs/results/hosts.md.
@@ -51,19 +53,13 @@ def attend_segments(
         return out
     parts = []
     end = 0
-    for part, rows, keys in _segments(q, k, starts_q, starts_k):
-        parts += [q.new_zeros(rows.start - end, *q.shape[1:])]
+    for rows, call in _calls(q, k, v, starts_q, starts_k):
         count_torchs(reason)
-        qkv = CallTensors(_batch(q, rows, part), _batch(k, keys, part), _batch(v, keys, part), None)
-        found = exact(qkv, options, scale, dropout_p)
-        assert isinstance(found, torch.Tensor)  # no LSE was asked for
-        parts += [found.flatten(0, 1)]
+        out = exact_output(call, options, scale, dropout_p)
+        parts += [q.new_zeros(rows.start - end, *q.shape[1:]), out.flatten(0, 1)]
         end = rows.stop
     if not parts:  # zeros that know of their inputs, as torch's are
-        nothing = CallTensors(q[None], k[None, :0], v[None, :0], None)
-        found = exact(nothing, options, scale, dropout_p)
-        assert isinstance(found, torch.Tensor)
-        return found[0]
+        return exact_output(CallTensors(q[None], k[None, :0], v[None, :0], None), options, scale, dropout_p)[0]
     return torch.cat([*parts, q.new_zeros(len(q) - end, *q.shape[1:])])
 
 
@@ -81,19 +77,16 @@ def _run(
     if not is_unusual:
         ensure_timed(q.device)  # once on a machine: outside of ComfyUI no node has measured it
     out = q.new_zeros(q.shape)
-    for part, rows, keys in _segments(q, k, starts_q, starts_k):
-        qkv = CallTensors(_batch(q, rows, part), _batch(k, keys, part), _batch(v, keys, part), None)
-        found: Result
+    for rows, call in _calls(q, k, v, starts_q, starts_k):
         if is_unusual:
             count_torchs(UNUSUAL_SCALE)
-            found = exact(qkv, options, scale, 0.0)
-        elif _is_short(qkv, options):
+            part = exact_output(call, options, scale, 0.0)
+        elif _is_short(call, options):
             count_torchs(IS_SHORT)
-            found = torchs_attention(qkv, options, options.scale)
+            part = torchs_attention(call, options, options.scale)
         else:  # a kernel costs more than it saves on some of the others, too
-            found, _ = served(qkv, options, where_faster=True)
-        assert isinstance(found, torch.Tensor)  # no LSE was asked for
-        out[rows] = found.flatten(0, 1)
+            part, _ = served(call, options, where_faster=True)
+        out[rows] = part.flatten(0, 1)
     return out
 
 
@@ -106,6 +99,17 @@ def _is_short(inputs: CallTensors, options: AttentionOptions) -> bool:
     work = Work(batch * heads, q_length, kv_length, head_dim, options.is_causal)
     seconds = choices.seconds(Candidate(PLAIN), work)
     return seconds is not None and seconds < _ENQUEUED_SECONDS
+
+
+def _calls(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts_q: torch.Tensor, starts_k: torch.Tensor
+) -> Iterator[tuple[slice, CallTensors]]:
+    """The calls that the sequences take, and the tokens of q that each is about; as of `_segments`."""
+    for sequences, rows, keys in _segments(q, k, starts_q, starts_k):
+        yield (
+            rows,
+            CallTensors(_batch(q, rows, sequences), _batch(k, keys, sequences), _batch(v, keys, sequences), None),
+        )
 
 
 def _batch(tensor: torch.Tensor, tokens: slice, sequences: int) -> torch.Tensor:
@@ -122,8 +126,10 @@ def _segments(
     """
     ends_q, ends_k = (_checked(*given) for given in (("q", starts_q, q), ("k", starts_k, k)))
     if len(ends_q) != len(ends_k):
-        found = f"{len(ends_q)} and {len(ends_k)}"
-        raise ValueError(f"[SA-603] cu_seqlens_q and cu_seqlens_k must have equally many entries, got {found}")
+        raise ValueError(
+            "[SA-603] cu_seqlens_q and cu_seqlens_k must have equally many entries, got "
+            f"{len(ends_q)} and {len(ends_k)}"
+        )
     segments: list[tuple[int, slice, slice]] = []
     for a, b, c, d in zip(ends_q, ends_q[1:], ends_k, ends_k[1:], strict=False):
         if a == b or c == d:
@@ -139,13 +145,13 @@ def _segments(
 
 
 def _checked(name: str, starts: torch.Tensor, tensor: torch.Tensor) -> list[int]:
-    found: list[int] = starts.tolist() if starts.dim() == 1 and starts.dtype in _INTEGERS else []
-    if not found or found[0] < 0 or found != sorted(found) or found[-1] > len(tensor):
+    ends: list[int] = starts.tolist() if starts.dim() == 1 and starts.dtype in _INTEGERS else []
+    if not ends or ends[0] < 0 or ends != sorted(ends) or ends[-1] > len(tensor):
         raise ValueError(
             f"[SA-603] cu_seqlens_{name} must hold integers that do not fall, from 0 to at most the {len(tensor)} "
-            f"tokens of {name}, got {starts.dtype} {found[:8] or tuple(starts.shape)}"
+            f"tokens of {name}, got {starts.dtype} {ends[:8] or tuple(starts.shape)}"
         )
-    return found
+    return ends
 
 
 def _fake(q: torch.Tensor, *others: object) -> torch.Tensor:

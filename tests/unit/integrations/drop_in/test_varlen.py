@@ -66,6 +66,13 @@ def test_neighbors_of_equal_lengths_are_one_call() -> None:
     assert serving.calls.lines() == ["Calls of sageattention since the start: 3 by reference, precise"]
 
 
+def test_keys_of_a_sequence_without_queries_are_nobodys() -> None:
+    """They lie between those of neighbors of equal lengths, which are two calls then."""
+    (q, starts_q), (k, starts_k) = packed(6, 0, 6), packed(5, 5, 5)
+    out = functions.sageattn_varlen(q, k, k, starts_q, starts_k, 6, 5)
+    assert is_close(out, wanted(q, k, k, starts_q.tolist(), starts_k.tolist()))
+
+
 def test_tokens_of_no_sequence_and_queries_without_keys_give_zeros() -> None:
     q, k = (torch.randn(20, 4, 32, dtype=torch.float16) for _ in range(2))
     starts_q, starts_k = [2, 9, 14, 17], [0, 5, 5, 20]

@@ -229,4 +229,5 @@ def test_a_wrong_lse_and_a_write_behind_it_are_found() -> None:
     assert wrong_cases(result) == with_lse and all("the LSE is" in text for text in result.wrong)
     result = put(Spoiled(behind))
     assert wrong_cases(result) == with_lse and all(text.endswith("outside of its LSE") for text in result.wrong)
-    assert wrong_cases(put(Spoiled(of_rows_without_keys))) == ["head_dim 128, mask for each query"]
+    without_keys = ["head_dim 128, mask for each query", LISTS, CAUSAL_LISTS]
+    assert wrong_cases(put(Spoiled(of_rows_without_keys))) == without_keys

@@ -1,10 +1,10 @@
-"""Mode "auto": "precise" where it costs at most 15 % more time than "8b" on this GPU, else "8b".
+"""Mode "auto": "precise" where it costs at most 15% more time than "8b" on this GPU, else "8b".
 
-What "precise" costs depends on the GPU: P and V have 16 bits, and tensor cores multiply these at half the rate of 8
-bits, if at all at full rate with FP32 sums. On an H100 it is 7 % of a call. So the GPU's own measurement decides, by
-one call for each head_dim: self-attention of 4,096 tokens (`TunedChoices.long_call`). Of such calls throughput decides
-the time, and most of a sampling's time is theirs; in shorter ones the launch and the quantization of K count, which
-both modes have. Both modes are taken with the rotation and the accumulators of the options, or the faster accumulators.
+What "precise" costs depends on the GPU: it keeps P and V in 16 bits, which tensor cores multiply more slowly than 8. On
+an H100 a call takes 7% longer. So the GPU's own times decide, by one call for each head_dim: self-attention of 4,096
+tokens (`TunedChoices.long_call`), in which throughput counts; shorter calls spend more of their time on the launch and
+on quantization. Both modes are compared with the rotation of the options and their accumulators; where these are
+"auto", with the faster ones.
 
 The decision is made when a call is planned and depends on GPU, dtype, head_dim and these options alone, so that all
 calls of a sampling have the same one. "4b" is never chosen.

@@ -68,7 +68,7 @@ class CostModel:
 def _terms(work: Work) -> tuple[float, float, float, float]:
     """What the four parts of a model are multiplied by. All kernels compute keys in whole blocks."""
     fill = -(-work.kv_length // _BLOCK) * _BLOCK / work.kv_length
-    return 1.0, work.pairs * fill, float(work.queries), work.keys * fill
+    return 1.0, work.pairs * fill, float(work.heads * work.q_length), work.heads * work.kv_length * fill
 
 
 # The subsets of the terms that a model may have, the largest first. All have the pairs.
@@ -183,13 +183,13 @@ class TunedChoices:
         return min(timed, key=lambda call: call.seconds, default=None)
 
     def long_call(self, head_dim: int) -> Work:
-        """The timed call with the most pairs, of those the one with the fewest tokens: it says most about the products.
+        """The timed call with the most pairs, which says most about the products.
 
         That is self-attention of 4,096 tokens, in the usual order in memory and without a mask.
         """
         works = [work for _, work in self.times.seconds if work.head_dim == head_dim]
         works = [work for work in works if work.kind == ORDINARY] or works
-        return max(works, key=lambda work: (work.pairs, -work.queries - work.keys))
+        return max(works, key=lambda work: work.pairs)
 
     def crossover(self, candidate: Candidate, head_dim: int, heads: int) -> int | None:
         """The tokens of self-attention from which on no exact attention is faster than `candidate`; None: never."""

@@ -117,16 +117,6 @@ class Work:
         """Of a query and a key, over all heads."""
         return self.heads * self.q_length * self.kv_length * (0.5 if self.is_causal else 1.0)
 
-    @property
-    def queries(self) -> int:
-        """Rows of q, over all heads."""
-        return self.heads * self.q_length
-
-    @property
-    def keys(self) -> int:
-        """Rows of k, as many heads as q has."""
-        return self.heads * self.kv_length
-
     def teraflops(self, seconds: float) -> float:
         """10^12 operations a second, of which a pair takes 4 head_dim."""
         return 4e-12 * self.head_dim * self.pairs / seconds

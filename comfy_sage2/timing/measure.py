@@ -71,12 +71,9 @@ def ensure_timed(device: torch.device) -> None:
         if index in _tried:
             return
         try:
-            choices = remembered(index)
-            if choices is None:
-                times = _measured(index)
-                choices = None if times is None else TunedChoices(times)
-            if choices is not None:
-                store.keep(index, choices)
+            store.keep(index, remembered(index) or _measured(index))
+        except RuntimeError as error:
+            log.debug("SageAttention2: GPU %d was not measured: %s", index, error)
         finally:
             _tried.add(index)  # last: until then other threads wait, and leave the GPU alone
 
@@ -98,30 +95,26 @@ def measure_now(index: int) -> TunedChoices:
     """
     with _lock:
         _tried.add(index)
-        if torch.cuda.mem_get_info(index)[0] < _FREE_BYTES:
-            raise RuntimeError("[SA-114] less than 1 GiB of the GPU's memory is free: nothing was measured")
-        times = _measured(index)
-        if times is None:
-            raise RuntimeError("[SA-114] the times varied too much: another process may be using the GPU")
-        choices = TunedChoices(times)
+        choices = _measured(index)
         store.keep(index, choices)
         return choices
 
 
-def _measured(index: int) -> Times | None:
-    """The times of GPU `index`, which are remembered; None without the memory, or when they cannot be trusted."""
+def _measured(index: int) -> TunedChoices:
+    """The choices for GPU `index` by times that are taken now, and remembered.
+
+    RuntimeError without the memory for it, or when the times cannot be trusted.
+    """
     if torch.cuda.mem_get_info(index)[0] < _FREE_BYTES:
-        return None
-    try:
-        with torch.cuda.device(index), torch.no_grad():
-            times = Times.of(rounds_on(index, GpuClock()), errors_on(index))
-    except RuntimeError as error:  # out of memory is one too
-        log.debug("SageAttention2: GPU %d was not measured: %s", index, error)
-        return None
+        raise RuntimeError("[SA-114] less than 1 GiB of the GPU's memory is free: nothing was measured")
+    with torch.cuda.device(index), torch.no_grad():
+        times = Times.of(rounds_on(index, GpuClock()), errors_on(index))
+    if times is None:
+        raise RuntimeError("[SA-114] the times varied too much: another process may be using the GPU")
     key = _key(index)
-    if times is not None and key is not None:
+    if key is not None:
         user_cache_file().put(key, times.document())
-    return times
+    return TunedChoices(times)
 
 
 def rounds_on(index: int, clock: GpuClock) -> Rounds:

@@ -25,7 +25,7 @@ GPU = {
 def seconds(gpu: Mapping[Candidate, tuple[float, float]], candidate: Candidate, work: Work) -> float:
     rate, per_thousand = gpu[candidate]
     fill = math.ceil(work.kv_length / 128) * 128 / work.kv_length  # whole blocks of keys
-    of_tokens = per_thousand * 1e-9 * (work.queries + fill * work.keys)
+    of_tokens = per_thousand * 1e-9 * work.heads * (work.q_length + fill * work.kv_length)
     return 6e-6 + 4e-12 * work.head_dim * fill * work.pairs / rate + of_tokens
 
 

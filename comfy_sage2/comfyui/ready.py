@@ -30,8 +30,8 @@ def ready_line(device: torch.device) -> str:
 
 def _reason_against(kernel: KernelBackend, signature: CallSignature) -> str | None:
     """Why `kernel` is not for the device of `signature`, or None; its module is not loaded for it."""
-    found = (constraint.check(signature) for constraint in kernel.constraints)
-    return next((reason for reason in found if reason is not None), None)
+    reasons = (constraint.check(signature) for constraint in kernel.constraints)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def _has_mode(kernel: KernelBackend, mode: str, device: torch.device) -> bool:

@@ -93,5 +93,5 @@ def test_one_broken_call_of_a_later_pass_is_found(monkeypatch: pytest.MonkeyPatc
         assert all(out.isfinite().all() for out in outputs)
     session.end_sampling()
     guard = session.dispatcher.guard
-    assert guard is not None and guard.repeated == (1,) and not guard.downgrades
+    assert guard is not None and guard.repeated == [1] and not guard.downgrades
     assert next(calls) == LAYERS * (STEPS + 1)

@@ -31,7 +31,7 @@ def make_override(session: Session) -> Override:
 
     def _attend(func: Override, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         running = model_passes.current(slot)
-        if running is not None and running.hands_back:
+        if running is not None and running.raises_handed_back:
             raise HandedBack
         declared = declared_attention.of_caller() if session.leaves_to_declared else None
 

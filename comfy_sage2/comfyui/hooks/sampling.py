@@ -12,7 +12,7 @@ from ...timing.measure import ensure_timed
 from ..adapter.declared_attention import declared_layers
 from ..adapter.pass_options import changes_of, has_cross_attention
 from ..adapter.token_kinds import TokenKinds
-from ..report.text import log_line, session_headline, status
+from ..report.text import session_headline, status
 from ..session.session import Session, log
 from .prompt import measures_quality, reads_times, running_prompt
 from .watcher import watching
@@ -69,11 +69,10 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
                 return out
             finally:
                 session.end_sampling(completed=completed)
-                log.info("SageAttention2: %s", log_line(session))
-                text = status(session)
-                if session.dispatcher.idle_reason is None:
-                    text += f"\nLast sampling: {session_headline(session)}"
-                session.publish_status(text)
+                headline, text = session_headline(session), status(session)
+                log.info("SageAttention2: %s", headline)
+                idle = session.dispatcher.idle_reason is not None
+                session.publish_status(text if idle else f"{text}\nLast sampling: {headline}")
         finally:
             begun.remove(begin)
             if begun:

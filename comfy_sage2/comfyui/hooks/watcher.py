@@ -64,13 +64,13 @@ def _watcher(session: Session, taken_by: Override) -> Override:
             return taken_by(comfyui_attention(), *(container.take() for container in containers), *rest, **kwargs)
 
         def run() -> torch.Tensor:
-            running.hands_back = True
+            running.raises_handed_back = True
             try:
                 out = taken_by(comfyui_attention(), *(container.peek() for container in containers), *rest, **kwargs)
             except HandedBack:
                 out = None  # its traceback holds the tensors until this clause ends
             finally:
-                running.hands_back = False
+                running.raises_handed_back = False
             if out is None:
                 served: torch.Tensor = ours.container_function(*args, **kwargs)
                 return served

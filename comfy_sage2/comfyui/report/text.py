@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 
 from ...integrations.sageattention.serving import calls as sage_calls
 from ...metrics import average
@@ -103,21 +104,12 @@ def session_headline(session: Session) -> str:
     if session.dispatcher.idle_reason is not None:
         return status(session)
     summary = session.record.summary()
-    found = _why_nothing(session, summary) or headline(summary)
-    others: Counter[str] = Counter()
+    calls_of: Counter[str] = Counter()
     for share in summary.shares:
         if share.decision.by is not None:
-            others[share.decision.by] += share.calls
-    return "; ".join((found, *(f"{owner} took {calls}" for owner, calls in others.items())))
-
-
-def log_line(session: Session) -> str:
-    """What a sampling did, and what the model's file asks for, which node and report say on lines of their own."""
-    found = session_headline(session)
-    if session.dispatcher.idle_reason is not None:
-        return found
-    asked = (*session.declared.served, *session.declared.missing)
-    return "; ".join((found, *(f"the model's file asks for {label}" for label in asked)))
+            calls_of[share.decision.by] += share.calls
+    taken = (f"{owner} took {calls}" for owner, calls in calls_of.items())
+    return "; ".join((_why_nothing(session, summary) or headline(summary), *taken))
 
 
 def _why_nothing(session: Session, summary: Summary) -> str | None:
@@ -174,8 +166,8 @@ def report(sessions: list[Session], prompt: str | None = None, *, wants_quality:
     """
     parts = [session_report(session, prompt, wants_quality=wants_quality) for session in reversed(sessions)]
     parts = parts or [NOT_PATCHED]
-    others = sage_calls.lines()
-    return "\n\n".join([*parts, "\n".join(others)] if others else parts)
+    other_packs = sage_calls.lines()
+    return "\n\n".join([*parts, "\n".join(other_packs)] if other_packs else parts)
 
 
 def _steps(summary: Summary) -> list[str]:
@@ -234,36 +226,36 @@ def _skipped(sparsity: BlockSparsity | None, summary: Summary) -> list[str]:
     if sparsity is None:
         return []
     layers = sparsity.layers()
-    calls = sum(found.calls for found in layers.values())
-    share = sum(found.computed * found.calls for found in layers.values()) / max(calls, 1)
+    calls = sum(layer.calls for layer in layers.values())
+    share = sum(layer.computed * layer.calls for layer in layers.values()) / max(calls, 1)
     computed = f"{share:.1%} of the blocks of {calls} calls were computed" if calls else "none"
     lines = [f"Key blocks skipped (sparse {sparsity.level}): {computed}"]
-    for layer, found in layers.items():
-        speed = summary.skip_speeds.get(layer)
+    for number, layer in layers.items():
+        speed = summary.skip_speeds.get(number)
         faster = "" if speed is None else f" ({compared_speed(speed.ratio)} than its dense calls)"
-        outdated = found.outdated_error
+        outdated = layer.outdated_error
         later = "" if outdated is None else f", {outdated:.4f} just before the next choice of blocks"
         lines.append(
-            f"  {summary.layer_name(layer)}: {found.computed:.1%} of the blocks computed in {found.calls} sparse calls"
-            f"{faster}{_of_heads(found)}; relative L2 error of the worst head {found.error:.4f} in the {found.choices} "
-            f"calls that chose the blocks, {sum(found.head_errors) / len(found.head_errors):.4f} on average{later}"
+            f"  {summary.layer_name(number)}: {layer.computed:.1%} of the blocks computed in {layer.calls} sparse calls"
+            f"{faster}{_of_heads(layer)}; relative L2 error of the worst head {layer.error:.4f} in the {layer.choices} "
+            f"calls that chose the blocks, {sum(layer.head_errors) / len(layer.head_errors):.4f} on average{later}"
         )
     return lines + [f"  {calls} calls computed all key blocks: {reason}" for reason, calls in sparsity.reasons.items()]
 
 
-def _of_heads(found: LayerSparsity) -> str:
+def _of_heads(layer: LayerSparsity) -> str:
     """The heads that computed the fewest and the most of their blocks, where there are several."""
-    shares = found.head_shares
+    shares = layer.head_shares
     if len(shares) == 1:
         return ""
     least, most = (choose(range(len(shares)), key=shares.__getitem__) for choose in (min, max))
     return f", {shares[least]:.0%} (head {least}) to {shares[most]:.0%} (head {most})"
 
 
-def _counted(steps: tuple[int, ...]) -> str:
+def _counted(steps: Iterable[int]) -> str:
     """Steps as people count them, from 1."""
-    found = Counter(step + 1 for step in steps)
-    return ", ".join(f"{step} ({count} times)" if count > 1 else str(step) for step, count in found.items())
+    counts = Counter(step + 1 for step in steps)
+    return ", ".join(f"{step} ({count} times)" if count > 1 else str(step) for step, count in counts.items())
 
 
 def base_of(session: Session) -> str:

@@ -98,7 +98,7 @@ class Dispatcher:
         if reason is not None:
             return self._in_full_precision(call, reason)
         mode = self.settings.mode
-        if self.guard is not None and site.layer in self.guard.restricted and mode in (AUTO, *LESS_EXACT):
+        if self.guard is not None and site.layer in self.guard.downgraded and mode in (AUTO, *LESS_EXACT):
             mode = PRECISE
         decision = self._decision(call, self._options[mode])
         if mode == AUTO and decision.plan is not None:
@@ -139,9 +139,8 @@ class Dispatcher:
             return "[SA-303] cross-attention, and 'apply to' is 'self only'"
         if self.settings.respect_model_attention and call.declared is not None:
             return f"[SA-321] the model's file asks for {call.declared}, and respect_model_attention is on"
-        if self.guard is not None and site.layer in self.guard.restricted and not self.guard.needs_precise(site.layer):
-            return DOWNGRADED
-        return None
+        downgrade = None if self.guard is None else self.guard.downgraded.get(site.layer)
+        return DOWNGRADED if downgrade is not None and not downgrade.in_precise else None
 
     def _decision(self, call: AttentionCall, options: AttentionOptions) -> Decision:
         """Who serves `call` with `options`.

@@ -71,68 +71,45 @@ class Guard:
     """The downgraded layers of one sampling; several threads may report to it.
 
     Attributes:
-        restricted: the layers that failed.
+        downgraded: the layers that failed.
+        repeated: the steps of the passes that were made twice.
+        still_broken: those of them whose second result was not finite either.
         trusts_repeats: False once a repeated pass came out broken although each of its calls was looked at: something
             else in the model answers from what it kept, so no pass of this sampling is repeated any more.
     """
 
     def __init__(self) -> None:
-        self.restricted: set[int] = set()
         self.reset()
 
     def reset(self) -> None:
         """A sampling starts: every layer is trusted again."""
-        self.restricted.clear()
-        self._downgrades: dict[int, Downgrade] = {}
-        self._repeated: list[int] = []
-        self._still_broken: list[int] = []
+        self.downgraded: dict[int, Downgrade] = {}
+        self.repeated: list[int] = []
+        self.still_broken: list[int] = []
         self.trusts_repeats = True
-
-    def repeat(self, step: int) -> None:
-        """A pass of the model in `step` is made again."""
-        self._repeated.append(step)
 
     def repeated_in_vain(self, step: int) -> None:
         """The pass that was made again in `step` has a result that is not finite."""
-        if not self._still_broken:
+        if not self.still_broken:
             log.warning(
                 "SageAttention2: guard: the model was run again in step %d, and its result still has NaN or infinity",
                 step + 1,
             )
-        self._still_broken.append(step)
+        self.still_broken.append(step)
         self.trusts_repeats = False
-
-    def needs_precise(self, layer: int) -> bool:
-        """Whether `layer`, one of `restricted`, has to be computed in mode precise; else the node leaves it."""
-        return self._downgrades[layer].in_precise
-
-    def keeps_all_blocks(self, layer: int) -> bool:
-        """Whether `layer` may skip no key blocks: it failed."""
-        return layer in self.restricted
 
     def downgrade(self, failed: Downgrade) -> None:
         """A layer gave a result that was not finite; the first one is logged.
 
-        Of one layer the first one stays, but for one in mode precise, which a later one can replace.
+        A layer's first failure stays, but a later one replaces a failure that was computed again in mode precise.
         """
-        if not self._downgrades:
+        if not self.downgraded:
             log.warning("SageAttention2: guard: %s (the report lists further layers)", failed.text)
-        known = self._downgrades.get(failed.layer)
+        known = self.downgraded.get(failed.layer)
         if known is None or known.in_precise:
-            self._downgrades[failed.layer] = failed
-            self.restricted.add(failed.layer)
-
-    @property
-    def repeated(self) -> tuple[int, ...]:
-        """The steps of the passes that were made twice."""
-        return tuple(self._repeated)
-
-    @property
-    def still_broken(self) -> tuple[int, ...]:
-        """Those of them whose second result was not finite either."""
-        return tuple(self._still_broken)
+            self.downgraded[failed.layer] = failed
 
     @property
     def downgrades(self) -> tuple[Downgrade, ...]:
         """By layer."""
-        return tuple(self._downgrades[layer] for layer in sorted(self._downgrades.copy()))
+        return tuple(self.downgraded[layer] for layer in sorted(self.downgraded.copy()))

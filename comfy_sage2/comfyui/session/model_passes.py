@@ -58,12 +58,12 @@ class ModelPass:
         step: sampling step, from 0.
         transformer_options: ComfyUI's options of this pass.
         evaluation: the number of the sampler's evaluation of the model that the pass is a part of.
-        changes: what makes the model another one for this pass.
+        changes: hooks and options that make the model another one for this pass.
         token_kinds: what its inputs say of the tokens of its self-attention.
-        check_at_end: the guard looks at the outputs of all calls together at the end of the pass, because the pass can
-            be made again; else it looks at each output before the model goes on.
+        check_at_end: the pass can be made again, so the guard looks once at its end; else it looks at each output
+            before the model goes on.
         calls: the attention calls so far.
-        hands_back: a call that reaches the node now is handed back to who holds its containers: see `watcher`.
+        raises_handed_back: the override raises HandedBack, so that the watcher can retry with the call's containers.
         nonfinite: None, or one int32, 0 at first, that calls on its device set when a value is NaN or infinite.
         agreements: None, or (calls, 3) float32 that takes what is measured of the outputs of calls on its device.
 
@@ -77,7 +77,7 @@ class ModelPass:
     changes: ModelChanges = frozenset()
     token_kinds: TokenKinds = ONE_KIND
     check_at_end: bool = False
-    hands_back: bool = False
+    raises_handed_back: bool = False
     calls: list[Layer] = field(default_factory=list)
     nonfinite: torch.Tensor | None = None
     agreements: torch.Tensor | None = None

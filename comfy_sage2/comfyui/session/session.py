@@ -124,7 +124,7 @@ class Session:
             out = model()
             if checks is not None and model_pass.check_at_end and model_pass.found_nonfinite():
                 model_pass.check_at_end = False
-                checks.repeat(model_pass.step)
+                checks.repeated.append(model_pass.step)
                 if self.dispatcher.sparsity is not None:
                     self.dispatcher.sparsity.repeat(model_pass)
                 model_passes.restart()
@@ -170,16 +170,16 @@ class Session:
 
     def _wanted_observers(self) -> tuple[Observer, ...]:
         """Those of the sampling that begins, in their order."""
-        found: list[Observer] = []
+        observers: list[Observer] = []
         if hasattr(self.previous, "session"):
-            found.append(EarlierNodes(self.previous))
+            observers.append(EarlierNodes(self.previous))
         if self.dispatcher.guard is not None:
-            found.append(Downgrades(self.dispatcher.guard, self._fallback_name))
-        found.append(CallRecorder(self.record, self._previous_owner))
+            observers.append(Downgrades(self.dispatcher.guard, self._fallback_name))
+        observers.append(CallRecorder(self.record, self._previous_owner))
         if self.measures_quality:
             is_first = self.previous is None
-            found.append(Quality(self.record, self._runner.warn_once, times_comfyui=is_first))
-        return tuple(found)
+            observers.append(Quality(self.record, self._runner.warn_once, times_comfyui=is_first))
+        return tuple(observers)
 
     def _start_timer(self, device: torch.device) -> Timer:
         """Start measuring a call on `device`, if somebody will read how long it took."""
@@ -211,7 +211,7 @@ class Session:
         owner: str,
         options: Mapping[str, Any] | None = None,
     ) -> torch.Tensor:
-        """The output of `run`, another pack's attention on `call`, which counts as its unless it comes back here."""
+        """Run another pack's attention. Record the call as that pack's, unless the pack gave it back to this node."""
         seen, device, head_dim = len(model_pass.calls), call.q.device, call.head_dim
         is_self = is_self_attention(call, options or {}, self.cross_attends)
         call.release()
@@ -230,7 +230,7 @@ class Session:
         return CallSite(layer, self.layers, model_pass.step, self._schedule.steps, kv_length, name, is_self)
 
     def _previous_owner(self) -> str | None:
-        """Whose attention serves what this node leaves, in words; None is ComfyUI's."""
+        """Who serves the calls that this node leaves, in words; None is ComfyUI's attention."""
         if self.previous is None:
             return None
         if hasattr(self.previous, "session"):

@@ -112,7 +112,7 @@ class BlockSparsity:
         """
         if not self._active or not site.is_self or not model_passes.can_read_back(call.q.device):
             return None
-        if guard is not None and guard.keeps_all_blocks(site.layer):
+        if guard is not None and site.layer in guard.downgraded:
             return None
         try:
             outcome = self._attend(call, dense, optional, site, model_pass)

@@ -15,7 +15,7 @@ from comfy_sage2.autotune.timings import PEER, Candidate, Times, Work
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session import faster_peers
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
-from comfy_sage2.comfyui.session.guard import Guard
+from comfy_sage2.comfyui.session.guard import Downgrade
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import WHERE_FASTER
 from comfy_sage2.options import EXACT, MODES
@@ -104,11 +104,10 @@ def test_another_package_is_held_against_the_decided_mode(gpu: Callable[..., Non
     assert ("It is less exact on some inputs" in note) == (backend == "sm90")
 
 
-def test_a_layer_that_the_guard_restricts_is_precise(gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_that_the_guard_downgraded_is_precise(gpu: Callable[..., None]) -> None:
     gpu({64: 1.5, 128: 1.5})
-    monkeypatch.setattr(Guard, "needs_precise", lambda self, layer: True)
     session = session_on_cpu(guard=True)
     guard = session.dispatcher.guard
     assert guard is not None
-    guard.restricted.add(0)
+    guard.downgrade(Downgrade(0, "call 0", 0, "sm90 · 8b", "sm90 · precise", is_finite=True, in_precise=True))
     assert served(session, heads=1) == ("sm90", "precise")

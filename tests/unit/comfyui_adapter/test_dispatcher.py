@@ -21,7 +21,7 @@ SITE = CallSite(0, None, 0, 4, 64)
 def chosen(mode: str, needs_precise: bool = False, **arguments: Any) -> Decision:
     """What is decided for a call in `mode`, of whose layer the guard says whether it needs precise."""
     dispatcher = Dispatcher(settings(mode=mode), REFERENCE)
-    guard: Any = SimpleNamespace(restricted={0} if needs_precise else set(), needs_precise=lambda layer: True)
+    guard: Any = SimpleNamespace(downgraded={0: SimpleNamespace(in_precise=True)} if needs_precise else {})
     dispatcher.guard = guard
     return dispatcher.choose(AttentionCall.of((*torch.randn(3, 1, 64, 128).unbind(), 2), arguments), SITE)
 

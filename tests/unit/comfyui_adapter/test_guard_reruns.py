@@ -26,7 +26,7 @@ def test_broken_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     """Layers 0 and 1 break in the first run of step 0 (calls 0 and 1) and in the second (calls 3 and 4)."""
     session, means = sampled(monkeypatch, Breaking(0, 1, 3, 4), ones, at_end=True)
     assert means == [1.0, 1.0, 2.0, 1.0, 1.0, 2.0]
-    assert guard_of(session).repeated == (0,) and [found.layer for found in guard_of(session).downgrades] == [0, 1]
+    assert guard_of(session).repeated == [0] and [found.layer for found in guard_of(session).downgrades] == [0, 1]
     reasons = {share.decision.reason: share.calls for share in session.record.summary().shares}
     assert reasons == {None: 3 + 1 + 1, guard.RECOMPUTED: 2, guard.DOWNGRADED: 2}
     assert session.layers == LAYERS and session.record.summary().layers == LAYERS
@@ -39,7 +39,7 @@ def test_a_whole_pass_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("comfy_sage2.comfyui.session.guard.is_finite", lambda out: looked.append(1))
     session, means = sampled(monkeypatch, Breaking(), ones, at_end=True)
     assert means == [2.0] * (2 * LAYERS)
-    assert guard_of(session).repeated == () and session.record.summary().calls == 2 * LAYERS
+    assert guard_of(session).repeated == [] and session.record.summary().calls == 2 * LAYERS
     assert not looked, "no call was waited for"
     assert "run again" not in report([session])
 
@@ -84,7 +84,7 @@ def test_the_flag_is_copied_behind_the_call_that_was_the_last_one_before(
         model_pass = session.begin_pass(sigma, torch.device("cpu"), {})
         model_pass.check_at_end = True
         means = session.run_pass(model_pass, model)
-    assert means == [2.0] * second and guard_of(session).repeated == ((1,) if broken else ())
+    assert means == [2.0] * second and guard_of(session).repeated == ([1] if broken else [])
     early = [] if second < LAYERS else [(LAYERS, True)]
     assert copies.found == [(LAYERS, False), *early, *([] if second == LAYERS else [(second, False)])]
 
@@ -93,7 +93,7 @@ def test_a_pass_on_several_streams_is_looked_at_when_it_is_through(monkeypatch: 
     copies, streams = Copies(monkeypatch), iter(range(100))
     monkeypatch.setattr(model_passes, "_current_stream", lambda device: next(streams))
     session, _ = sampled(monkeypatch, Breaking(LAYERS), ones, at_end=True)
-    assert guard_of(session).repeated == (1,) and copies.found == [(LAYERS, False)] * 2
+    assert guard_of(session).repeated == [1] and copies.found == [(LAYERS, False)] * 2
 
 
 def test_pass_without_the_guard_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_beside_a_caching_pack_no_pass_is_made_again(monkeypatch: pytest.MonkeyP
     diffusion = Diffusion(make_override(session))
     # Of the first pass the second layer is ComfyUI's, and stays so.
     assert sampled_by_comfyui(session, Cache(diffusion), diffusion, **found) == [5.0, 5.0]
-    assert guard_of(session).repeated == () and len(guard_of(session).downgrades) == 1
+    assert guard_of(session).repeated == [] and len(guard_of(session).downgrades) == 1
 
 
 @pytest.mark.parametrize("hooked", ["forward", "forward_orig", "hook", "pre-hook", "block"])
@@ -237,7 +237,7 @@ def test_a_function_put_on_the_model_is_seen(monkeypatch: pytest.MonkeyPatch, ho
     else:
         diffusion.register_forward_pre_hook(lambda *args: None)
     assert sampled_by_comfyui(session, cache, diffusion) == [5.0, 5.0]
-    assert guard_of(session).repeated == ()
+    assert guard_of(session).repeated == []
 
 
 def test_plain_values_put_on_the_model_are_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_plain_values_put_on_the_model_are_no_cache(monkeypatch: pytest.MonkeyPa
     diffusion = Diffusion(make_override(session))
     patches = {"diffusion_model.default_ref_method": "index", "model_sampling": lambda: None}
     assert sampled_by_comfyui(session, diffusion, diffusion, object_patches=patches) == [6.0, 6.0]
-    assert guard_of(session).repeated == (0,)
+    assert guard_of(session).repeated == [0]
 
 
 def test_a_repeated_pass_that_is_still_broken_is_named_and_the_last_one(
@@ -258,9 +258,9 @@ def test_a_repeated_pass_that_is_still_broken_is_named_and_the_last_one(
     diffusion = Diffusion(make_override(session))
     first, second = sampled_by_comfyui(session, Cache(diffusion), diffusion)
     assert first != first and second == 5.0
-    assert guard_of(session).repeated == guard_of(session).still_broken == (0,)
+    assert guard_of(session).repeated == guard_of(session).still_broken == [0]
     assert "its result still has NaN or infinity" in caplog.text
     text = report([session])
     assert "The second run in step 1 gave NaN or infinity too" in text
     session.begin_sampling(SIGMAS)
-    assert guard_of(session).trusts_repeats and guard_of(session).still_broken == ()
+    assert guard_of(session).trusts_repeats and guard_of(session).still_broken == []

@@ -59,7 +59,7 @@ def test_the_guard_takes_precise_next(mode: str, monkeypatch: pytest.MonkeyPatch
     shares = {share.decision.label: share.calls for share in session.record.summary().shares}
     assert shares == {"reference · precise": 2}
     session.begin_sampling(SIGMAS)
-    assert session.dispatcher.guard is not None and not session.dispatcher.guard.restricted
+    assert session.dispatcher.guard is not None and not session.dispatcher.guard.downgraded
 
 
 def test_where_precise_breaks_too_comfyui_computes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ def main() -> None:
     say: Callable[[str], None] = print
     # The nodes load whatever is raised here, and the manager takes an error for a failed installation.
     try:
-        from comfy_sage2 import console
+        from comfy_sage2.system import console
 
         say = console.say
         console.print_any_letters()

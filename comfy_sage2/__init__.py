@@ -21,7 +21,7 @@ _refuse_a_second_copy()
 try:
     from .attention import attention, explain
     from .block_mask import BlockMask
-    from .registry import UnsupportedError
+    from .dispatch.registry import UnsupportedError
     from .sparsity.declared import Sparse
 except Exception as error:  # no torch, or whatever an unusual one raises
     # The loader of the kernels and the doctor work all the same, and ComfyUI's nodes say what is missing.

@@ -7,18 +7,18 @@ from typing import Any, Literal, overload
 
 import torch
 
-from . import registry
 from .autotune.auto_mode import with_mode
 from .block_mask import BlockMask
-from .operators import has_observer, observed, without_gradient
+from .call.signature import ANYONE, CallSignature, Routing
+from .call.tensors import NO_TENSORS, OptionalTensors
+from .call.validation import check_call, check_flags
+from .dispatch import registry
+from .dispatch.operators import has_observer, observed, without_gradient
+from .dispatch.plan import Refusal, plan
+from .dispatch.registry import UnsupportedError
 from .options import AttentionOptions
-from .plan import Refusal, plan
-from .registry import UnsupportedError
-from .signature import ANYONE, CallSignature, Routing
 from .sparsity.declared import Sparse
 from .sparsity.selection import add_tail_
-from .tensors import NO_TENSORS, OptionalTensors
-from .validation import check_call, check_flags
 
 
 # For type checkers, whose `arguments` are those below.

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from .console import print_any_letters
+from .system.console import print_any_letters
 
 
 class Parser(argparse.ArgumentParser):

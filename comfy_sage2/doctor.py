@@ -12,17 +12,19 @@ from dataclasses import dataclass
 
 import torch
 
-from . import __version__, explain, machine, registry
+from . import __version__, explain
 from .autotune.cost_model import TunedChoices
 from .backends import self_test
 from .backends.kernels import KERNELS, KernelBackend
 from .backends.peers import PEERS
 from .command_line import Parser
-from .console import in_width, say
+from .dispatch import registry
 from .integrations.sageattention import offer
 from .kernels import abi, loader
-from .machine import devices
 from .options import MODES
+from .system import machine
+from .system.console import in_width, say
+from .system.machine import devices
 from .timing.measure import measure_now, remembered
 
 _LABEL_WIDTH = 25

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from comfy_sage2 import machine
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.kernels import loader
+from comfy_sage2.system import machine
 
 
 def page_head(title: str, device: torch.device, *, settings: str, command: str, host: str = "") -> list[str]:

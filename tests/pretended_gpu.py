@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from comfy_sage2.block_mask import blocks_of
+from comfy_sage2.call.signature import ANYONE, CallSignature, TensorForm
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.signature import ANYONE, CallSignature, TensorForm
 
 CUDA = torch.device("cuda", 0)
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import torch
 
+from ..call.signature import CallSignature
 from ..options import AUTO, AttentionOptions
-from ..signature import CallSignature
 from .cost_model import TunedChoices
 from .store import choices_of
 

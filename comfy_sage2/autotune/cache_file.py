@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files import replace, user_cache
+from ..system.files import replace, user_cache
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from ..call.signature import CallSignature
 from ..options import EXACT, AttentionOptions
-from ..signature import CallSignature
 
 # What ComfyUI's attention calls unless it was started with an option: torch chooses.
 PLAIN = "scaled_dot_product_attention"

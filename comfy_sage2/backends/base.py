@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..accumulators import resolved
-from ..signature import CallSignature
-from ..tensors import NO_TENSORS, OptionalTensors
+from ..autotune.accumulators import resolved
+from ..call.signature import CallSignature
+from ..call.tensors import NO_TENSORS, OptionalTensors
 
 # The output in the layout of the options, and the LSE (B, Hq, Nq) float32 when they ask for it, else None.
 Result = tuple[torch.Tensor, torch.Tensor | None]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..accumulators import mode_has_accumulator
-from ..signature import CallSignature
+from ..autotune.accumulators import mode_has_accumulator
+from ..call.signature import CallSignature
 from .base import Constraint
 
 MAX_LENGTH = 2**31 - 256  # token indices are 32-bit in the kernels, offsets 64-bit

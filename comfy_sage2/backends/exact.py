@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from ..call.signature import CallSignature
+from ..call.tensors import OptionalTensors, mask_4d
 from ..options import EXACT
-from ..signature import CallSignature
-from ..tensors import OptionalTensors, mask_4d
 from .base import Backend, BoundCall, BoundTensors, Constraint, Result, empty_output, flag_nonfinite
 from .constraints import DENSE, LENGTH, ON_CUDA, capability_from, option_is
 from .readable import readable

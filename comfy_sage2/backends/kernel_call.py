@@ -9,8 +9,8 @@ from types import ModuleType
 
 import torch
 
-from ..signature import CallSignature, TensorForm
-from ..tensors import NO_TENSORS, OptionalTensors
+from ..call.signature import CallSignature, TensorForm
+from ..call.tensors import NO_TENSORS, OptionalTensors
 from .base import BoundCall, Result
 from .launches import Launches
 from .module_plan import ATTENTION, PREQUANTIZATION, Strides, Views

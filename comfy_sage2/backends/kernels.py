@@ -8,11 +8,11 @@ from types import ModuleType
 
 import torch
 
-from ..accumulators import pv_has_accumulator, resolved
+from ..autotune.accumulators import pv_has_accumulator, resolved
+from ..call.signature import CallSignature
+from ..call.tensors import NO_TENSORS, OptionalTensors
 from ..kernels import loader
 from ..options import AUTO, EXACT
-from ..signature import CallSignature
-from ..tensors import NO_TENSORS, OptionalTensors
 from . import self_test
 from .base import Attend, Backend, BoundCall, Result
 from .constraints import (

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..signature import CallSignature
-from ..tensors import OptionalTensors
+from ..call.signature import CallSignature
+from ..call.tensors import OptionalTensors
 from .module_plan import WHOLE_CALL, Views, plan_fields
 
 WORKSPACE_BOUND = 512 << 20  # bytes

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from ..block_mask import blocks_of
+from ..call.signature import CallSignature
 from ..options import AttentionOptions
-from ..signature import CallSignature
 from .readable import padded_channels
 
 # As in csrc/attention_call.h.

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from ..autotune import store
+from ..call.signature import CallSignature
+from ..call.tensors import NO_TENSORS, OptionalTensors, mask_4d
 from ..options import MODES
-from ..signature import CallSignature
-from ..tensors import NO_TENSORS, OptionalTensors, mask_4d
 from ..text import error_text
 from .base import Attend, Backend, BoundCall, Constraint, Result, flag_nonfinite
 from .constraints import DENSE, LENGTH, ON_CUDA, capability_from, option_is

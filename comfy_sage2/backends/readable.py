@@ -6,7 +6,7 @@ from math import gcd
 
 import torch
 
-from ..signature import TensorForm
+from ..call.signature import TensorForm
 
 ALIGNMENT = 16  # bytes: the kernels read q, k and v in vectors of this size
 CHANNEL_MULTIPLE = 8

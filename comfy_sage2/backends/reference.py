@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import torch
 
-from ..accumulators import pv_has_accumulator, resolved
+from ..autotune.accumulators import pv_has_accumulator, resolved
 from ..block_mask import BlockMask
+from ..call.signature import CallSignature
+from ..call.tensors import OptionalTensors, mask_4d
 from ..options import AUTO, EXACT
 from ..reference.attention import reference_attention
 from ..reference.exact import exact_attention
 from ..reference.options import ReferenceOptions
-from ..signature import CallSignature
-from ..tensors import OptionalTensors, mask_4d
 from .base import Backend, BoundCall, BoundTensors, Constraint, Result, empty_output, flag_nonfinite
 from .constraints import option_is
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .. import machine
 from ..autotune.cache_file import user_cache_file
 from ..kernels import loader
 from ..options import AUTO, FLOAT_PV
+from ..system import machine
 from ..text import error_text
 from . import self_test_calls
 from .self_test_calls import Variant

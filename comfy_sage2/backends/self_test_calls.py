@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 
 from ..block_mask import BlockMask
+from ..call.signature import CallSignature, TensorForm
+from ..call.tensors import OptionalTensors
 from ..options import AUTO, FLOAT_PV, AttentionOptions
 from ..reference.exact import exact_attention
-from ..signature import CallSignature, TensorForm
-from ..tensors import OptionalTensors
 from .kernel_call import broadcast_strides
 from .launches import Launches
 from .module_plan import Strides, Views

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from .. import __version__, machine
+from .. import __version__
 from ..backends.kernels import KERNELS, KernelBackend
+from ..call.signature import CallSignature
 from ..options import EXACT, MODES, AttentionOptions
-from ..signature import CallSignature
+from ..system import machine
 
 
 def ready_line(device: torch.device) -> str:

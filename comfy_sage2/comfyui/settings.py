@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ..call_site import share_of_steps
+from ..call.call_site import share_of_steps
 from ..options import EXACT, ROTATIONS, AttentionOptions, check_choice
 from ..options import MODES as QUANTIZED
 from ..text import quoted

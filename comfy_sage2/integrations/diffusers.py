@@ -24,13 +24,13 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from .. import registry
 from ..autotune.auto_mode import auto_mode
-from ..operators import define, run, run_by_the_compiler
+from ..call.signature import ANY, IGNORED, NO_LESS_EXACT, CallSignature, Routing
+from ..call.tensors import OptionalTensors, with_dense_rows
+from ..dispatch import registry
+from ..dispatch.operators import define, run, run_by_the_compiler
+from ..dispatch.plan import Refusal, plan
 from ..options import AUTO, EXACT, AttentionOptions, check_choice
-from ..plan import Refusal, plan
-from ..signature import ANY, IGNORED, NO_LESS_EXACT, CallSignature, Routing
-from ..tensors import OptionalTensors, with_dense_rows
 from ..timing.measure import ensure_timed
 from .torch_attention import DO_NOT_FIT, CallTensors, autocast, in_four_dimensions, reason_for_torch
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..operators import needs_derivative, run_by_the_compiler
-from ..tensors import overrides_torch
+from ..call.tensors import overrides_torch
+from ..dispatch.operators import needs_derivative, run_by_the_compiler
 
 HAS_DROPOUT = "[SA-602] dropout_p is not 0, and quantized attention has no dropout"
 NEEDS_DERIVATIVE = "[SA-307] the call needs gradients, and quantized attention has none: use torch.no_grad()"

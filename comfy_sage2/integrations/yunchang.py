@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .. import registry
 from ..attention import attention
+from ..dispatch import registry
 from ..options import AttentionOptions
 from ..sparsity.declared import Sparse
 

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from ..files import make_folders, replace, user_cache
+from ..system.files import make_folders, replace, user_cache
 
 _log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from ..block_mask import BlockMask, blocks_of
+from ..call.tensors import OptionalTensors, mask_4d
+from ..dispatch.registry import UnsupportedError
 from ..options import EXACT, AttentionOptions
-from ..registry import UnsupportedError
-from ..tensors import OptionalTensors, mask_4d
 from ..text import quoted
 from . import levels
 from .always_computed import TokenRange, blocks_with

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..readback import Readback
+from ..system.readback import Readback
 
 _BITS = 8
 

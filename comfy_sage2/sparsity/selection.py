@@ -10,9 +10,9 @@ import torch
 from ..backends import block_kernels
 from ..backends.readable import is_readable
 from ..block_mask import BlockMask
+from ..call.signature import TensorForm
 from ..reference import block_scores as reference
 from ..reference.pooled_tail import add_pooled_tail_
-from ..signature import TensorForm
 
 
 def block_scores(q: torch.Tensor, k: torch.Tensor, *, scale: float, block_means: bool = False) -> torch.Tensor:

@@ -12,18 +12,18 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from .. import registry
 from ..autotune.timings import PEER, PLAIN, ROTATIONS, Candidate, ErrorsOfKinds
 from ..backends.base import Result
 from ..backends.kernels import KERNELS
 from ..backends.peers import PEERS
+from ..call.signature import CallSignature, Routing
+from ..call.tensors import NO_TENSORS, OptionalTensors
+from ..dispatch import registry
+from ..dispatch.plan import CallPlan, plan
 from ..kernels import loader
 from ..kernels.errors import KernelUnavailable
 from ..options import EXACT, MODES, AttentionOptions
-from ..plan import CallPlan, plan
 from ..reference.exact import exact_attention
-from ..signature import CallSignature, Routing
-from ..tensors import NO_TENSORS, OptionalTensors
 
 Run = Callable[[], object]
 

@@ -17,11 +17,11 @@ import threading
 
 import torch
 
-from .. import machine
 from ..autotune import store
 from ..autotune.cache_file import user_cache_file
 from ..autotune.cost_model import TunedChoices
 from ..autotune.timings import ORDINARY, Candidate, Errors, Rounds, Times, Work
+from ..system import machine
 from . import candidates
 from .candidates import Run
 from .rounds import GpuClock, time_rounds

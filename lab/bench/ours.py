@@ -13,11 +13,12 @@ from types import ModuleType
 
 import torch
 
-from comfy_sage2 import __version__, registry
+from comfy_sage2 import __version__
 from comfy_sage2.attention import attention
 from comfy_sage2.backends.kernel_call import KernelCall
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.dispatch import registry
 from comfy_sage2.options import FLOAT_PV, AttentionOptions
-from comfy_sage2.signature import CallSignature
 
 from .candidates import BenchmarkCandidate, Call, Candidates, Inputs
 

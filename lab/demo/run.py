@@ -14,11 +14,13 @@ from pathlib import Path
 
 import torch
 
-from comfy_sage2 import __version__, machine, registry
+from comfy_sage2 import __version__
+from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.command_line import Parser
+from comfy_sage2.dispatch import registry
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.signature import CallSignature
+from comfy_sage2.system import machine
 from tools.comfyui.folders import comfyui_folder, comfyui_version, reason_too_old_for_demo
 from tools.comfyui.server import NotStarted
 

@@ -23,7 +23,7 @@ from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate
 from comfy_sage2.backends import self_test
 from comfy_sage2.backends.peers import PEERS
-from comfy_sage2.call_site import CallSite
+from comfy_sage2.call.call_site import CallSite
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.settings import Settings

@@ -27,7 +27,7 @@ from unittest.mock import patch
 
 import torch
 
-from comfy_sage2 import attention, registry
+from comfy_sage2 import attention
 from comfy_sage2.backends import launches, self_test
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
@@ -35,6 +35,7 @@ from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.dispatch import registry
 from comfy_sage2.options import AttentionOptions
 
 DRIVER = Path(__file__).resolve().parents[2] / "tests" / "packaging" / "native" / "fake_driver.cpp"

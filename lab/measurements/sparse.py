@@ -26,9 +26,9 @@ import torch
 from comfy_sage2 import Sparse, attention
 from comfy_sage2.backends.block_kernels import add_tail_
 from comfy_sage2.backends.kernel_call import KernelCall
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.signature import CallSignature
-from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 from ..arguments import above_0, add_seed, cuda_device, parser_of
 from ..bench.candidates import Call, PreparedCandidate

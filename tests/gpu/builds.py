@@ -24,18 +24,18 @@ import pytest
 import torch
 from threads import run_in_threads
 
-from comfy_sage2.accumulators import pv_has_accumulator
+from comfy_sage2.autotune.accumulators import pv_has_accumulator
 from comfy_sage2.backends.base import BoundCall
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.block_mask import BLOCK_TOKENS, BlockMask
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
 from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
-from comfy_sage2.signature import CallSignature
-from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 from tools import kernel_table
 
 _TILES = Path(__file__).resolve().parents[2] / "csrc" / "sm90" / "tiles.h"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from comfy_sage2 import plan
+from comfy_sage2.dispatch import plan
 
 from .covering import without_full_products
 

@@ -11,7 +11,7 @@ import comfy_sage2
 from comfy_sage2 import BlockMask
 from comfy_sage2.backends import launches
 from comfy_sage2.block_mask import blocks_of
-from comfy_sage2.tensors import OptionalTensors
+from comfy_sage2.call.tensors import OptionalTensors
 
 from .builds import (
     DECLARED,

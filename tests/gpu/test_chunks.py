@@ -9,8 +9,8 @@ import torch
 
 from comfy_sage2 import attention, explain
 from comfy_sage2.backends import launches
+from comfy_sage2.dispatch.plan import _plan
 from comfy_sage2.options import MODES
-from comfy_sage2.plan import _plan
 
 pytestmark = pytest.mark.gpu
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from comfy_sage2.backends.peers import PEERS
+from comfy_sage2.call.signature import CallSignature, Routing
+from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
+from comfy_sage2.dispatch.plan import CallPlan, Refusal, plan
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.plan import CallPlan, Refusal, plan
 from comfy_sage2.reference.exact import exact_attention
-from comfy_sage2.signature import CallSignature, Routing
-from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 pytestmark = pytest.mark.gpu
 

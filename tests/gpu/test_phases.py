@@ -6,13 +6,13 @@ import pytest
 import torch
 from unit.comfyui_adapter.calls import Container
 
+from comfy_sage2.call.tensors import OptionalTensors
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, Settings
 from comfy_sage2.options import MODES
-from comfy_sage2.tensors import OptionalTensors
 
 from .builds import backend, bound, each_mode, random_qkv
 

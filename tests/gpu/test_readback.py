@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from comfy_sage2.backends.kernel_call import KernelCall
+from comfy_sage2.call.tensors import OptionalTensors
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, Settings
-from comfy_sage2.readback import Readback
-from comfy_sage2.tensors import OptionalTensors
+from comfy_sage2.system.readback import Readback
 
 pytestmark = pytest.mark.gpu
 

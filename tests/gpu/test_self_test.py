@@ -16,11 +16,11 @@ import pytest
 import torch
 from unit.core.reference_module import RUN_ARGUMENTS
 
-from comfy_sage2 import machine
 from comfy_sage2.autotune import cache_file
 from comfy_sage2.backends import self_test, self_test_calls
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.kernels import loader
+from comfy_sage2.system import machine
 
 from .builds import backend, module_of
 

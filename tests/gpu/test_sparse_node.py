@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2 import registry
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, Settings
+from comfy_sage2.dispatch import registry
 from comfy_sage2.options import MODES
 
 from .builds import relative_l1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from binding import CSRC, MODE_CODES, SM99, SM99_BUILD, Binding
 
-from comfy_sage2.accumulators import pv_has_accumulator
+from comfy_sage2.autotune.accumulators import pv_has_accumulator
 from comfy_sage2.options import CHOICES
 from tools import kernel_table
 

@@ -143,8 +143,8 @@ sys.path.insert(0, {str(ROOT)!r})
 import torch
 from comfy_sage2.backends import kernel_call, launches
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.signature import CallSignature
-from comfy_sage2.tensors import OptionalTensors
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.call.tensors import OptionalTensors
 launches.current_stream = lambda device: 77
 log = Path(os.environ["FAKE_CUDA_LOG"])
 def launched():

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from fake_pack import EXTENSION, Plugin
 
-from comfy_sage2 import files
 from comfy_sage2.kernels import place
+from comfy_sage2.system import files
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX files and permissions")
 PROCESSES = 8

@@ -277,8 +277,8 @@ import torch
 from comfy_sage2.backends import kernel_call, launches
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.signature import CallSignature
-from comfy_sage2.tensors import OptionalTensors
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.call.tensors import OptionalTensors
 
 launches.current_stream = lambda device: calls.STREAM
 def flag():

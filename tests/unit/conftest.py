@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from comfy_sage2 import plan
 from comfy_sage2.backends import self_test
+from comfy_sage2.dispatch import plan
 
 
 @pytest.fixture(autouse=True)

@@ -11,15 +11,17 @@ import pytest
 import torch
 from unit.core.declared_modules import declared_module
 
-from comfy_sage2 import doctor, machine, registry
+from comfy_sage2 import doctor
 from comfy_sage2.backends import self_test
 from comfy_sage2.backends.base import Backend, BoundCall
 from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.backends.peers import Peer, PeerFunctions
-from comfy_sage2.console import in_width
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.dispatch import registry
 from comfy_sage2.integrations.sageattention import offer
 from comfy_sage2.kernels import loader
-from comfy_sage2.signature import CallSignature
+from comfy_sage2.system import machine
+from comfy_sage2.system.console import in_width
 
 
 class Accelerated(Backend):

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from comfy_sage2 import doctor, explain, registry
-from comfy_sage2 import signature as signature_module
+from comfy_sage2 import doctor, explain
 from comfy_sage2.backends import self_test
+from comfy_sage2.call import signature as signature_module
 from comfy_sage2.comfyui.ready import ready_line
 from comfy_sage2.comfyui.session.dispatcher import probe
 from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.dispatch import registry
 from comfy_sage2.kernels import loader
 
 GPU = torch.device("cuda", 0)

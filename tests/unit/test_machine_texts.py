@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from comfy_sage2 import machine
+from comfy_sage2.system import machine
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from ...call.signature import CallSignature, Routing, TensorForm, WorkKey
+from ...call.tensors import NO_TENSORS, NO_VALUES, OptionalTensors, overrides_torch, with_dense_rows
 from ...options import AttentionOptions
-from ...signature import CallSignature, Routing, TensorForm, WorkKey
-from ...tensors import NO_TENSORS, NO_VALUES, OptionalTensors, overrides_torch, with_dense_rows
 from ...text import one_line
 
 Override = Callable[..., torch.Tensor]  # what nodes put in the place of an attention function

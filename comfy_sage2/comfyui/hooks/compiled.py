@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...operators import define, schema_of
+from ...dispatch.operators import define, schema_of
 from ..adapter.attention_call import ARGUMENTS, AttentionCall, Override, comfyui_attention
 from ..session import model_passes
 

@@ -11,10 +11,10 @@ import torch
 
 from ...autotune.auto_mode import auto_mode, with_mode
 from ...autotune.store import choices_of
-from ...call_site import CallSite
+from ...call.call_site import CallSite
+from ...call.signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature, Routing
+from ...dispatch.plan import Refusal, choose, plan
 from ...options import EXACT, MODES, AttentionOptions
-from ...plan import Refusal, choose, plan
-from ...signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature, Routing
 from ...text import error_text
 from ..adapter.attention_call import AttentionCall
 from ..settings import ALWAYS, AUTO, AUTO_OR_REFERENCE, FASTEST, REFERENCE, SPARSE_OFF, Settings

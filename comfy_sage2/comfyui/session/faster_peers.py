@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ...accumulators import resolved
+from ...autotune.accumulators import resolved
 from ...autotune.cost_model import TunedChoices
 from ...autotune.store import choices_of
 from ...autotune.timings import Candidate, Work

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
-from ...call_site import Layer, indexed_name
-from ...readback import Readback
+from ...call.call_site import Layer, indexed_name
 from ...sparsity.choices import ModelChanges
+from ...system.readback import Readback
 from ..adapter.attention_call import AttentionCall, Fallback, Override
 from ..adapter.token_kinds import ONE_KIND, TokenKinds
 

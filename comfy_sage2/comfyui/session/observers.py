@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...call_site import CallSite
+from ...call.call_site import CallSite
 from ..adapter import memory
 from ..adapter.attention_call import AttentionCall, Fallback, Override
 from . import model_passes, quality

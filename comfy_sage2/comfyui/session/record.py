@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 
-from ...call_site import indexed_name, label
+from ...call.call_site import indexed_name, label
+from ...dispatch.plan import MOST_PLANS, CallPlan, Refusal
 from ...metrics import Agreement
 from ...options import AttentionOptions
-from ...plan import MOST_PLANS, CallPlan, Refusal
 from .timer import Timer
 
 LayerStep = tuple[int, int]  # layer and step

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import torch
 
-from ...call_site import CallSite
-from ...operators import has_observer, run
+from ...call.call_site import CallSite
+from ...call.tensors import OptionalTensors
+from ...dispatch.operators import has_observer, run
 from ...options import EXACT
-from ...tensors import OptionalTensors
 from ...text import error_text
 from ..adapter.attention_call import AttentionCall, Fallback
 from . import guard, model_passes

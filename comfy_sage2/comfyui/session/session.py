@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...call_site import CallSite
+from ...call.call_site import CallSite
 from ..adapter import memory, packs
 from ..adapter.attention_call import AttentionCall, Fallback, Override, block_of, is_self_attention
 from ..adapter.declared_attention import NONE_DECLARED, DeclaredLayers

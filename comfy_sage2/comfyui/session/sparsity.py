@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import torch
 
 from ...block_mask import blocks_of
-from ...call_site import CallSite, is_indexed, share_of_steps
-from ...operators import run
+from ...call.call_site import CallSite, is_indexed, share_of_steps
+from ...call.tensors import OptionalTensors
+from ...dispatch.operators import run
+from ...dispatch.plan import CallPlan, Refusal, listed_plan
 from ...options import EXACT
-from ...plan import CallPlan, Refusal, listed_plan
 from ...sparsity import levels
 from ...sparsity.always_computed import blocks_with
 from ...sparsity.choices import BlockChoices, ChoiceKey, ModelChanges, Moment, values
-from ...tensors import OptionalTensors
 from ...text import error_text
 from ..adapter import memory, pass_options
 from ..adapter.attention_call import AttentionCall

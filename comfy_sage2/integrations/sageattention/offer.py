@@ -8,10 +8,10 @@ import os
 from functools import cache
 from pathlib import Path
 
-from ...machine import devices
+from ...call.signature import CallSignature, Routing
+from ...dispatch.plan import Refusal, choose
 from ...options import AttentionOptions
-from ...plan import Refusal, choose
-from ...signature import CallSignature, Routing
+from ...system.machine import devices
 from ...text import quoted
 
 log = logging.getLogger("comfy_sage2")

@@ -15,11 +15,18 @@ from typing import Any
 
 import torch
 
-from ...operators import OPTIONS_SCHEMA, define, has_observer, refuse_tangents, run_by_the_compiler, without_values
+from ...call.signature import CallSignature, Routing, require_tensors
+from ...call.tensors import NO_TENSORS, OptionalTensors, overrides_torch, require_mask, with_dense_rows
+from ...dispatch.operators import (
+    OPTIONS_SCHEMA,
+    define,
+    has_observer,
+    refuse_tangents,
+    run_by_the_compiler,
+    without_values,
+)
+from ...dispatch.plan import Refusal, plan
 from ...options import AttentionOptions
-from ...plan import Refusal, plan
-from ...signature import CallSignature, Routing, require_tensors
-from ...tensors import NO_TENSORS, OptionalTensors, overrides_torch, require_mask, with_dense_rows
 from ...text import one_line
 from ..torch_attention import DO_NOT_FIT, CallTensors, autocast, in_four_dimensions, is_special, reason_for_torch
 from .exact import plain_attention, torchs_attention

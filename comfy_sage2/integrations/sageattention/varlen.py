@@ -8,9 +8,9 @@ import torch
 
 from ...autotune.store import choices_of
 from ...autotune.timings import PLAIN, Candidate, Work
-from ...operators import OPTIONS_SCHEMA, define, has_observer, refuse_tangents
+from ...call.signature import require_tensors
+from ...dispatch.operators import OPTIONS_SCHEMA, define, has_observer, refuse_tangents
 from ...options import AttentionOptions
-from ...signature import require_tensors
 from ...timing.measure import ensure_timed
 from ..torch_attention import CallTensors, autocast, reason_for_torch
 from .exact import torchs_attention

@@ -16,8 +16,8 @@ from comfy_sage2.autotune import store
 from comfy_sage2.autotune.auto_mode import auto_mode, with_mode
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import Candidate, Times, Work
+from comfy_sage2.call.signature import ANYONE, CallSignature, TensorForm
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.signature import ANYONE, CallSignature, TensorForm
 from comfy_sage2.timing.candidates import all_candidates
 from comfy_sage2.timing.measure import works_for
 

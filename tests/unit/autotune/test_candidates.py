@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2 import registry
 from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate, Work
 from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.call.tensors import OptionalTensors
+from comfy_sage2.dispatch import registry
 from comfy_sage2.options import EXACT, MODES
 from comfy_sage2.reference.exact import exact_attention
-from comfy_sage2.signature import CallSignature
-from comfy_sage2.tensors import OptionalTensors
 from comfy_sage2.timing import candidates
 
 Compute = Callable[[torch.Tensor, CallSignature], torch.Tensor]

@@ -15,13 +15,13 @@ import pretended_gpu
 import pytest
 import torch
 
-from comfy_sage2 import accumulators, registry
-from comfy_sage2 import machine as machine_facts
-from comfy_sage2.autotune import cache_file, store
+from comfy_sage2.autotune import accumulators, cache_file, store
 from comfy_sage2.autotune.timings import ORDINARY, PEER, Candidate
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.dispatch import registry
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import EXACT, AttentionOptions
-from comfy_sage2.signature import CallSignature
+from comfy_sage2.system import machine as machine_facts
 from comfy_sage2.timing import candidates, measure
 from comfy_sage2.timing.rounds import GpuClock
 

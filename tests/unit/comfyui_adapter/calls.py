@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2 import registry
 from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors, Constraint
 from comfy_sage2.backends.reference import ReferenceBackend, ReferenceCall
 from comfy_sage2.block_mask import BlockMask
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.record import Decision, Summary
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, Settings
+from comfy_sage2.dispatch import registry
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.signature import CallSignature
-from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 REFERENCE = Decision("reference", AttentionOptions())
 SIGMAS = [1.0, 0.75, 0.5, 0.25, 0.0]

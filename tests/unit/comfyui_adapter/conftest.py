@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from comfy_sage2 import registry
 from comfy_sage2.backends.constraints import option_is
+from comfy_sage2.dispatch import registry
 from comfy_sage2.sparsity import levels
 
 from .sparse_samplings import TOKENS

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2 import accumulators
+from comfy_sage2.autotune import accumulators
 from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.session.dispatcher import probe
 from comfy_sage2.options import AttentionOptions

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2 import registry
 from comfy_sage2.autotune import store
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PEER, Candidate, Times, Work
@@ -18,6 +17,7 @@ from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.guard import Downgrade
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import WHERE_FASTER
+from comfy_sage2.dispatch import registry
 from comfy_sage2.options import EXACT, MODES
 
 from .calls import REFERENCE, SIGMAS, call, settings

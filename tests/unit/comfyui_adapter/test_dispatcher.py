@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.call_site import CallSite
+from comfy_sage2.call.call_site import CallSite
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.record import Decision

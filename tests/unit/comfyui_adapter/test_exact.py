@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2 import registry
 from comfy_sage2.autotune import store
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PLAIN, Candidate, Times, Work
 from comfy_sage2.backends.base import empty_output
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, WHERE_FASTER
+from comfy_sage2.dispatch import registry
+from comfy_sage2.dispatch.plan import EXACT_IS_FASTER
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
-from comfy_sage2.plan import EXACT_IS_FASTER
-from comfy_sage2.signature import CallSignature
-from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 from .calls import SIGMAS, TensorBackend, call, ones, settings
 
@@ -78,7 +78,11 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_card(monkeypatch: pytest.MonkeyPatch, choices: TunedChoices | None) -> None:
-    for module in ("comfy_sage2.comfyui.session.dispatcher", "comfy_sage2.registry", "comfy_sage2.plan"):
+    for module in (
+        "comfy_sage2.comfyui.session.dispatcher",
+        "comfy_sage2.dispatch.registry",
+        "comfy_sage2.dispatch.plan",
+    ):
         monkeypatch.setattr(f"{module}.choices_of", lambda device: choices)
     monkeypatch.setattr(store, "generation", store.generation + 1)
 

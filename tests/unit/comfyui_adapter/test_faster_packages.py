@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2 import registry
 from comfy_sage2.autotune import store
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate, Times, Work
-from comfy_sage2.call_site import CallSite
+from comfy_sage2.call.call_site import CallSite
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.comfyui.adapter import packs
 from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE, AttentionCall
 from comfy_sage2.comfyui.hooks.sampling import sessions_of
@@ -25,10 +26,9 @@ from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, FASTEST, WHERE_FASTER
+from comfy_sage2.dispatch import registry
+from comfy_sage2.dispatch.plan import TORCHS_IS_FASTER
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
-from comfy_sage2.plan import TORCHS_IS_FASTER
-from comfy_sage2.signature import CallSignature
-from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 from .calls import SIGMAS, call, settings
 from .test_exact import Constant, half

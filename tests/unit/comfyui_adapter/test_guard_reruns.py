@@ -14,7 +14,7 @@ from comfy_sage2.comfyui.hooks.sampling import pass_wrapper, sampling_wrapper
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session import guard, model_passes
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.readback import Readback
+from comfy_sage2.system.readback import Readback
 
 from .breaking import LAYERS, SIGMAS, Breaking, guard_of, ones, sampled
 from .calls import Executor, node_session, serve_by, settings

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2 import registry
 from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session import guard
 from comfy_sage2.comfyui.session.dispatcher import probe
 from comfy_sage2.comfyui.session.session import Session
+from comfy_sage2.dispatch import registry
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.exact import exact_attention

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from comfy_sage2 import registry
 from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.comfyui.session.dispatcher import probe
 from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.dispatch import registry
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.call_site import CallSite
+from comfy_sage2.call.call_site import CallSite
+from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.session import guard
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
@@ -18,7 +19,6 @@ from comfy_sage2.comfyui.session.model_passes import ModelPass
 from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.runner import Runner
 from comfy_sage2.options import EXACT, AttentionOptions
-from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 from .calls import Container
 

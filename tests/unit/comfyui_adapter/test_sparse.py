@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2 import registry
 from comfy_sage2.comfyui.adapter.token_kinds import TokenKinds
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.report.text import report
@@ -16,6 +15,7 @@ from comfy_sage2.comfyui.report.verdict import compared_speed
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.model_passes import ModelPass
 from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.dispatch import registry
 from comfy_sage2.sparsity.choices import BlockChoices
 from comfy_sage2.sparsity.levels import LEVELS
 

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2 import registry
 from comfy_sage2.backends.base import BoundCall
 from comfy_sage2.backends.constraints import DENSE
 from comfy_sage2.backends.reference import ReferenceBackend
-from comfy_sage2.call_site import CallSite
+from comfy_sage2.call.call_site import CallSite
+from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session.record import Decision, decision_of
 from comfy_sage2.comfyui.session.session import Session
+from comfy_sage2.dispatch import registry
+from comfy_sage2.dispatch.plan import EXACT_IS_FASTER, CallPlan, plan
 from comfy_sage2.options import EXACT, AttentionOptions
-from comfy_sage2.plan import EXACT_IS_FASTER, CallPlan, plan
-from comfy_sage2.signature import CallSignature
 
 from .calls import node_session, serve_by, settings
 from .calls import reference_attention as attention

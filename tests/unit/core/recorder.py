@@ -9,9 +9,9 @@ import torch
 from reference_module import RUN_ARGUMENTS, ReferenceModule
 
 from comfy_sage2.backends.kernel_call import KernelCall
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.signature import CallSignature
-from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 STREAM = 7
 BYTES_A_HEAD = 1000

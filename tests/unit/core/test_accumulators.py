@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import comfy_sage2
-from comfy_sage2 import accumulators
+from comfy_sage2.autotune import accumulators
 from comfy_sage2.backends.module_plan import option_fields
 from comfy_sage2.backends.reference import ReferenceBackend
+from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.signature import CallSignature
 
 HALF = [
     ("NVIDIA GeForce RTX 3060", (8, 6)),

@@ -11,15 +11,16 @@ from attention_oracle import oracle, relative_l1
 from random_blocks import FLAG, LISTS, expanded, inputs, random_lists
 
 import comfy_sage2
-from comfy_sage2 import BlockMask, UnsupportedError, registry
+from comfy_sage2 import BlockMask, UnsupportedError
 from comfy_sage2.autotune.timings import Work
 from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors
 from comfy_sage2.backends.constraints import DENSE
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.call.tensors import OptionalTensors
+from comfy_sage2.dispatch import registry
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.reference import attention as reference
 from comfy_sage2.reference.scores import tile_scores
-from comfy_sage2.signature import CallSignature
-from comfy_sage2.tensors import OptionalTensors
 
 BOUNDS = {"8b": 0.06, "4b": 0.25, "precise": 0.03, EXACT: 1e-5}
 NUMERICS = [*((mode, rotate) for mode in MODES for rotate in (False, True)), (EXACT, False)]

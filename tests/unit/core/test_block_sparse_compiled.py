@@ -10,7 +10,7 @@ from random_blocks import FLAG, LISTS, inputs, random_lists
 
 import comfy_sage2
 from comfy_sage2 import BlockMask
-from comfy_sage2.operators import _attention_op, _writing_attention_op
+from comfy_sage2.dispatch.operators import _attention_op, _writing_attention_op
 from comfy_sage2.options import AttentionOptions
 
 pytestmark = pytest.mark.torch_api

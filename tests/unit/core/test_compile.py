@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import comfy_sage2
-from comfy_sage2.operators import _attention_op, _writing_attention_op
+from comfy_sage2.dispatch.operators import _attention_op, _writing_attention_op
 from comfy_sage2.options import AttentionOptions
 
 pytestmark = pytest.mark.torch_api

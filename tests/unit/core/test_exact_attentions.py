@@ -11,13 +11,14 @@ import pytest
 import torch
 
 import comfy_sage2
-from comfy_sage2 import accumulators, registry
+from comfy_sage2.autotune import accumulators
 from comfy_sage2.backends.base import Result, empty_output
 from comfy_sage2.backends.exact import EXACT_ATTENTIONS, ExactAttention
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.call.tensors import OptionalTensors
+from comfy_sage2.dispatch import registry
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.reference.exact import exact_attention
-from comfy_sage2.signature import CallSignature
-from comfy_sage2.tensors import OptionalTensors
 
 pytestmark = pytest.mark.torch_api
 

@@ -9,7 +9,7 @@ import torch
 from torch.autograd import forward_ad
 
 import comfy_sage2
-from comfy_sage2.operators import needs_derivative
+from comfy_sage2.dispatch.operators import needs_derivative
 
 pytestmark = pytest.mark.torch_api
 

@@ -16,8 +16,8 @@ from comfy_sage2.backends import kernel_call as kernel_call_module
 from comfy_sage2.backends import launches
 from comfy_sage2.backends.readable import is_readable, readable
 from comfy_sage2.block_mask import BlockMask
-from comfy_sage2.signature import TensorForm
-from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
+from comfy_sage2.call.signature import TensorForm
+from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from pretended_gpu import on_gpu
 
 from comfy_sage2.backends import self_test
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
+from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.signature import CallSignature
 from tools import kernel_table
 
 SM90, SM89, SM120, SM80 = KERNELS

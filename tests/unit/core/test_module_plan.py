@@ -11,7 +11,7 @@ from reference_module import RUN_ARGUMENTS
 
 from comfy_sage2.backends import launches
 from comfy_sage2.block_mask import BlockMask
-from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
+from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 
 # kKeywords of csrc/plan_binding.cpp.
 STRIDES = {f"{view}_{axis}_stride" for view in ("q", "k", "v", "out") for axis in ("batch", "head", "token")}

@@ -11,9 +11,10 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import comfy_sage2
-from comfy_sage2 import BlockMask, operators
+from comfy_sage2 import BlockMask
 from comfy_sage2.backends.reference import ReferenceCall
-from comfy_sage2.operators import has_observer
+from comfy_sage2.dispatch import operators
+from comfy_sage2.dispatch.operators import has_observer
 
 OPERATOR = torch.ops.comfy_sage2.attention.default
 WRITING = torch.ops.comfy_sage2.writing_attention.default

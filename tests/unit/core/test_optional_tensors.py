@@ -11,9 +11,9 @@ from pretended_gpu import on_gpu
 from comfy_sage2.backends import self_test
 from comfy_sage2.backends.exact import EXACT_ATTENTIONS
 from comfy_sage2.backends.kernels import KERNELS
+from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import EXACT, AttentionOptions
-from comfy_sage2.signature import CallSignature
 from tools import kernel_table
 
 

@@ -16,10 +16,10 @@ import torch
 from comfy_sage2.autotune import store
 from comfy_sage2.backends import peers
 from comfy_sage2.backends.peers import PEERS, Peer, PeerFunctions
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.exact import exact_attention
-from comfy_sage2.signature import CallSignature
-from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 _, SAGE = PEERS
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

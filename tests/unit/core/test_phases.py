@@ -10,15 +10,15 @@ import torch
 from recorder import kernel_call
 from reference_module import ReferenceModule
 
-from comfy_sage2 import registry
 from comfy_sage2.attention import attention
 from comfy_sage2.backends import launches
 from comfy_sage2.backends.base import Backend, BoundCall
 from comfy_sage2.backends.module_plan import ATTENTION, PREQUANTIZATION
+from comfy_sage2.call.signature import CallSignature, Routing
+from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
+from comfy_sage2.dispatch import registry
+from comfy_sage2.dispatch.plan import CallPlan, Refusal, plan
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.plan import CallPlan, Refusal, plan
-from comfy_sage2.signature import CallSignature, Routing
-from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

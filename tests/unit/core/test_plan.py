@@ -12,15 +12,15 @@ from threads import run_in_threads
 from watched_backend import Watched, planned, refused, signature
 
 import comfy_sage2
-from comfy_sage2 import plan as plan_module
-from comfy_sage2 import registry
 from comfy_sage2.backends.base import BoundCall, Constraint
 from comfy_sage2.block_mask import BlockMask
+from comfy_sage2.call.signature import ANYONE, NAMED, CallSignature, TensorForm
+from comfy_sage2.call.tensors import OptionalTensors
+from comfy_sage2.dispatch import plan as plan_module
+from comfy_sage2.dispatch import registry
+from comfy_sage2.dispatch.plan import MOST_PLANS, listed_plan, plan
+from comfy_sage2.dispatch.registry import UnsupportedError
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
-from comfy_sage2.plan import MOST_PLANS, listed_plan, plan
-from comfy_sage2.registry import UnsupportedError
-from comfy_sage2.signature import ANYONE, NAMED, CallSignature, TensorForm
-from comfy_sage2.tensors import OptionalTensors
 
 
 @pytest.fixture

@@ -10,16 +10,16 @@ import torch
 from unit.autotune.made_up_gpus import CUDNN, EIGHT, EIGHT_HALF, FLASH, OWN, WORKS, made_up_gpu
 from watched_backend import Package, Watched, planned, refused
 
-from comfy_sage2 import accumulators, registry
-from comfy_sage2 import plan as plan_module
-from comfy_sage2 import signature as signature_module
-from comfy_sage2.autotune import store
+from comfy_sage2.autotune import accumulators, store
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PEER, Candidate, Times
+from comfy_sage2.call import signature as signature_module
+from comfy_sage2.call.signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature, Routing, TensorForm
+from comfy_sage2.dispatch import plan as plan_module
+from comfy_sage2.dispatch import registry
+from comfy_sage2.dispatch.plan import CallPlan, Refusal, listed_plan, plan
+from comfy_sage2.dispatch.registry import UnsupportedError
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
-from comfy_sage2.plan import CallPlan, Refusal, listed_plan, plan
-from comfy_sage2.registry import UnsupportedError
-from comfy_sage2.signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature, Routing, TensorForm
 
 GPU = torch.device("cuda", 0)
 

@@ -10,13 +10,15 @@ import torch
 from declared_modules import declared_module
 from pretended_gpu import on_gpu
 
-from comfy_sage2 import UnsupportedError, accumulators, attention, registry
+from comfy_sage2 import UnsupportedError, attention
+from comfy_sage2.autotune import accumulators
 from comfy_sage2.backends import self_test
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
-from comfy_sage2.call_site import label
+from comfy_sage2.call.call_site import label
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.dispatch import registry
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import CHOICES, AttentionOptions
-from comfy_sage2.signature import CallSignature
 
 SM90, SM89, SM120, SM80 = KERNELS
 GEFORCE = "fp16"  # the accumulators of such a GPU

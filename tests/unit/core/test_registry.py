@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import comfy_sage2
-from comfy_sage2 import registry
 from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors, Constraint
+from comfy_sage2.call.signature import CallSignature, Routing
+from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
+from comfy_sage2.dispatch import registry
+from comfy_sage2.dispatch.plan import choose
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.plan import choose
-from comfy_sage2.signature import CallSignature, Routing
-from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 
 def small_head_dim(signature: CallSignature) -> str | None:

@@ -13,14 +13,14 @@ import torch
 from declared_modules import declared_module
 from pretended_gpu import on_gpu
 
-from comfy_sage2 import machine as machine_facts
 from comfy_sage2.autotune import cache_file
 from comfy_sage2.backends import kernels, self_test, self_test_calls
 from comfy_sage2.backends.kernels import KernelBackend
 from comfy_sage2.backends.self_test_calls import Result, Variant
+from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.signature import CallSignature
+from comfy_sage2.system import machine as machine_facts
 
 VARIANTS = (Variant("8b", "fp32"),)
 WRONG = "head_dim 64 (8b, FP32 accumulators): relative L1 1.9 from exact attention, at most 0.05 expected"

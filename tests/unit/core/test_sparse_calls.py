@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from comfy_sage2 import BlockMask, Sparse, UnsupportedError, attention
+from comfy_sage2.call.tensors import OptionalTensors
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.block_scores import block_scores
 from comfy_sage2.sparsity import levels
-from comfy_sage2.tensors import OptionalTensors
 
 TOKENS, HEADS, KV_HEADS = 1000, 4, 2
 

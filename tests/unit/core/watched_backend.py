@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors, Constraint
+from comfy_sage2.call.signature import CallSignature, Routing
+from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
+from comfy_sage2.dispatch.plan import CallPlan, Refusal
 from comfy_sage2.options import MODES, AttentionOptions
-from comfy_sage2.plan import CallPlan, Refusal
-from comfy_sage2.signature import CallSignature, Routing
-from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 
 class Watched(Backend):

@@ -10,11 +10,11 @@ import torch
 from diffusers import WanTransformer3DModel
 from torch.nn import functional as F
 
+from comfy_sage2.call.signature import ANY, IGNORED, NO_LESS_EXACT, CallSignature
+from comfy_sage2.dispatch.plan import CallPlan, Refusal, plan
 from comfy_sage2.integrations import diffusers
 from comfy_sage2.integrations.diffusers import NOT_CALLED, patch
 from comfy_sage2.options import EXACT, AttentionOptions
-from comfy_sage2.plan import CallPlan, Refusal, plan
-from comfy_sage2.signature import ANY, IGNORED, NO_LESS_EXACT, CallSignature
 
 pytestmark = [pytest.mark.torch_api, pytest.mark.slow]
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from comfy_sage2 import plan as planning
 from comfy_sage2.backends.reference import ReferenceBackend, ReferenceCall
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.dispatch import plan as planning
+from comfy_sage2.dispatch.plan import CallPlan, Refusal
 from comfy_sage2.integrations.sageattention import functions as typed
 from comfy_sage2.integrations.sageattention import serving
-from comfy_sage2.plan import CallPlan, Refusal
-from comfy_sage2.signature import CallSignature
 
 pytestmark = pytest.mark.usefixtures("fresh_seed")
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2.dispatch.plan import Refusal
 from comfy_sage2.integrations.sageattention import offer
-from comfy_sage2.plan import Refusal
 
 
 @pytest.mark.parametrize(

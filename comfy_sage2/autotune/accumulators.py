@@ -13,9 +13,9 @@ from functools import lru_cache
 
 import torch
 
-from .autotune.auto_mode import auto_mode
-from .autotune.store import choices_of
-from .options import AUTO, EXACT, FLOAT_PV, AttentionOptions
+from ..options import AUTO, EXACT, FLOAT_PV, AttentionOptions
+from .auto_mode import auto_mode
+from .store import choices_of
 
 # Compute capabilities whose GPUs for desktops and laptops are named here.
 _CAPABILITIES = {(8, 6), (8, 9), (12, 0)}

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .block_mask import BlockMask
+from ..block_mask import BlockMask
 
 NO_VALUES = "[SA-204] attn_mask must hold its values, and a {} may not: pass a plain bool or float tensor, or is_causal"
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from .autotune.store import choices_of
-from .autotune.timings import Work
-from .backends.base import Backend
-from .backends.exact import EXACT_ATTENTIONS
-from .backends.kernels import KERNELS
-from .backends.peers import PEERS
-from .backends.reference import ReferenceBackend
-from .options import EXACT, MODES
-from .signature import CallSignature
+from ..autotune.store import choices_of
+from ..autotune.timings import Work
+from ..backends.base import Backend
+from ..backends.exact import EXACT_ATTENTIONS
+from ..backends.kernels import KERNELS
+from ..backends.peers import PEERS
+from ..backends.reference import ReferenceBackend
+from ..call.signature import CallSignature
+from ..options import EXACT, MODES
 
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (*KERNELS, *EXACT_ATTENTIONS, ReferenceBackend())

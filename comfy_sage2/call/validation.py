@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from .block_mask import BLOCK_TOKENS, blocks_of
+from ..block_mask import BLOCK_TOKENS, blocks_of
 from .signature import CallSignature, TensorForm
 from .tensors import OptionalTensors
 

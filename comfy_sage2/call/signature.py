@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from .options import AUTO, AttentionOptions
+from ..options import AUTO, AttentionOptions
 from .tensors import NO_TENSORS, OptionalTensors
 
 # What becomes of a faster attention of another package: ignore it; name it in the plan's reason; use it if no less

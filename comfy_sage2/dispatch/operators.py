@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from .backends.base import Result
-from .options import AttentionOptions
+from ..backends.base import Result
+from ..call.signature import CallSignature, Routing, require_tensors
+from ..call.tensors import WRITTEN, OptionalTensors
+from ..call.validation import check_flags
+from ..options import AttentionOptions
 from .plan import CallPlan, Refusal, plan
-from .signature import CallSignature, Routing, require_tensors
-from .tensors import WRITTEN, OptionalTensors
-from .validation import check_flags
 
 NO_TANGENT = (
     "[SA-307] quantized attention has no derivative in forward mode: call torch's scaled_dot_product_attention with "

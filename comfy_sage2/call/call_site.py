@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .options import AttentionOptions
+from ..options import AttentionOptions
 
 _INDEXED = "call "
 

@@ -9,19 +9,19 @@ from typing import NoReturn
 
 import torch
 
+from ..autotune import store
+from ..autotune.accumulators import resolved
+from ..autotune.auto_mode import with_mode
+from ..autotune.cost_model import TunedChoices
+from ..autotune.store import choices_of
+from ..autotune.timings import PEER, PLAIN, Candidate, Work
+from ..backends.base import Backend
+from ..block_mask import blocks_of
+from ..call.signature import ANY, IGNORED, NAMED, CallSignature, Routing, TensorForm, WorkKey
+from ..call.validation import check_call
+from ..options import EXACT, AttentionOptions
 from . import registry
-from .accumulators import resolved
-from .autotune import store
-from .autotune.auto_mode import with_mode
-from .autotune.cost_model import TunedChoices
-from .autotune.store import choices_of
-from .autotune.timings import PEER, PLAIN, Candidate, Work
-from .backends.base import Backend
-from .block_mask import blocks_of
-from .options import EXACT, AttentionOptions
 from .registry import UnsupportedError
-from .signature import ANY, IGNORED, NAMED, CallSignature, Routing, TensorForm, WorkKey
-from .validation import check_call
 
 EXACT_IS_FASTER = "[SA-314] exact attention was measured to be faster here"
 TORCHS_IS_FASTER = "[SA-314] ComfyUI's own attention was measured to be faster here"

@@ -1,0 +1,1 @@
+"""Which backend serves a call, and torch operators that run it."""

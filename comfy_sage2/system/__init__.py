@@ -1,0 +1,1 @@
+"""The machine around the library: its GPU, its files, its terminal."""

@@ -50,7 +50,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             )
         }  # fmt: skip
         choices = TunedChoices(Times(seconds, 0.0, errors))
-        for module in ("plan", "registry", "autotune.auto_mode", "comfyui.session.dispatcher",
+        for module in ("dispatch.plan", "dispatch.registry", "autotune.auto_mode", "comfyui.session.dispatcher",
                        "comfyui.session.faster_peers"):  # fmt: skip
             monkeypatch.setattr(f"comfy_sage2.{module}.choices_of", lambda device: choices)
         store.changed()

@@ -81,7 +81,7 @@ def on_card(
     choices = TunedChoices(times)
     for module in ("session.dispatcher", "session.faster_peers"):
         monkeypatch.setattr(f"comfy_sage2.comfyui.{module}.choices_of", lambda device: choices)
-    for module in ("registry", "plan"):
+    for module in ("dispatch.registry", "dispatch.plan"):
         monkeypatch.setattr(f"comfy_sage2.{module}.choices_of", lambda device: choices)
     store.changed()
     return choices

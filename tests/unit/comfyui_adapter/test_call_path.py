@@ -64,7 +64,7 @@ def entered(monkeypatch: pytest.MonkeyPatch, **options: Any) -> set[str]:
 @pytest.mark.parametrize("guard", [False, True])
 def test_from_comfyui_to_the_launch_a_call_enters_few_files(monkeypatch: pytest.MonkeyPatch, guard: bool) -> None:
     found = entered(monkeypatch, guard=guard)
-    assert "plan.py" in found and "backends/reference.py" not in found
+    assert "dispatch/plan.py" in found and "backends/reference.py" not in found
     assert len(found | OF_A_KERNEL) <= MOST_FILES, sorted(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from .hunyuan import hunyuan_shapes
 from .installations import REPOSITORY, Installation, comfyui_python, installations
 from .placeholders import write_placeholders
 
+# A folder with another frontend than the one that ComfyUI's requirements pin.
+FRONTEND = os.environ.get("COMFY_SAGE2_FRONTEND")
 SUPPORT = Path(__file__).with_name("support_nodes")
 NEWER_NODES = Path(__file__).with_name("newer_nodes.py")
 
@@ -27,8 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What is skipped as a whole is easily overlooked among skips: it gets a line of its own, in capitals."""
-    for found in installations():
-        terminalreporter.write_line(f"{found.name} at {found.root}")
+    for installation in installations():
+        terminalreporter.write_line(f"{installation.name} at {installation.root}")
     browser = find_chromium()
     line = f"Frontend: tested in {browser}" if browser else f"*** FRONTEND NOT TESTED: {NO_BROWSER.upper()} ***"
     terminalreporter.write_line(line)
@@ -36,12 +39,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def lora_shapes(shapes: Shapes, rank: int = 4) -> Shapes:
     """Names and shapes of a LoRA of the self-attentions' queries in the model of `shapes`."""
-    found: Shapes = {}
+    lora: Shapes = {}
     for name, shape in shapes.items():
         if name.endswith("self_attn.q.weight"):
             layer = f"diffusion_model.{name.removesuffix('.weight')}"
-            found[f"{layer}.lora_down.weight"], found[f"{layer}.lora_up.weight"] = (rank, shape[1]), (shape[0], rank)
-    return found
+            lora[f"{layer}.lora_down.weight"], lora[f"{layer}.lora_up.weight"] = (rank, shape[1]), (shape[0], rank)
+    return lora
 
 
 @pytest.fixture(scope="session")
@@ -54,13 +57,13 @@ def base_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", params=installations(), ids=lambda found: found.name)
+@pytest.fixture(scope="session", params=installations(), ids=lambda installation: installation.name)
 def installation(request: pytest.FixtureRequest) -> Installation:
     """Each ComfyUI in turn."""
-    found: Installation = request.param
-    if found.reason_missing is not None:
-        pytest.skip(found.reason_missing)
-    return found
+    installation: Installation = request.param
+    if installation.reason_missing is not None:
+        pytest.skip(installation.reason_missing)
+    return installation
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +91,8 @@ def start(base_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
             (models / checkpoint.parent.name).mkdir(exist_ok=True)
             (models / checkpoint.parent.name / checkpoint.name).symlink_to(checkpoint)
         write_placeholders(base)
-        return ComfyServer(comfyui_python(), root, base, ("--cpu", *options))
+        frontend = ("--front-end-root", FRONTEND) if FRONTEND else ()
+        return ComfyServer(comfyui_python(), root, base, ("--cpu", *frontend, *options))
 
     return make
 

@@ -17,14 +17,14 @@ def folder() -> Path | None:
 
 def clone(pack: str) -> Path:
     """The folder of a pack that is there."""
-    found = folder()
-    assert found is not None
-    return found / pack
+    clones = folder()
+    assert clones is not None
+    return clones / pack
 
 
 def reason_missing(pack: str) -> str | None:
     """Why a pack cannot be tested with, or None when it can."""
-    found = folder()
-    if found is None:
+    clones = folder()
+    if clones is None:
         return f"{VARIABLE} names no folder with a clone of {pack}"
-    return None if (found / pack / "__init__.py").is_file() else f"there is no clone of {pack} in {found}"
+    return None if (clones / pack / "__init__.py").is_file() else f"there is no clone of {pack} in {clones}"

@@ -82,7 +82,7 @@ def main(root: str) -> None:
     from comfy.cli_args import args
 
     args.cpu = True
-    found = {}
+    calls = {}
     for name, cross_attends, run in (
         ("HiDream-O1, first pass", False, lambda asked: hidream_o1(asked, TOKENS)),
         ("HiDream-O1, later pass", False, lambda asked: hidream_o1(asked, TOKENS - PROMPT)),
@@ -92,8 +92,8 @@ def main(root: str) -> None:
     ):
         asked = Asked(cross_attends)
         run(asked)
-        found[name] = asked.calls
-    print(json.dumps(found))
+        calls[name] = asked.calls
+    print(json.dumps(calls))
 
 
 if __name__ == "__main__":

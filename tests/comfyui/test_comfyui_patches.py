@@ -12,11 +12,11 @@ from .stacks.chains import close, latents, node, run_of, said, wan
 
 def test_easycache(newest: ComfyServer) -> None:
     cached = node("EasyCache", "loader", reuse_threshold=3.0, start_percent=0.0, end_percent=1.0, verbose=False)
-    _, found = run_of(
+    _, quantized = run_of(
         newest, {**sage("loader"), "cache": {**cached, "inputs": {**cached["inputs"], "model": ["sage", 0]}}}
     )
     plain = latents(newest, wan({"cache": cached}))
-    assert not torch.equal(found, plain) and close(found, plain)
+    assert not torch.equal(quantized, plain) and close(quantized, plain)
 
 
 def test_context_windows(newest: ComfyServer) -> None:
@@ -26,8 +26,8 @@ def test_context_windows(newest: ComfyServer) -> None:
         "split_conds_to_windows": False,
     }  # fmt: skip
     plain = latents(newest, wan({"windows": node("WanContextWindowsManual", "loader", **inputs)}))
-    run, found = run_of(newest, {**sage("loader"), "windows": node("WanContextWindowsManual", "sage", **inputs)})
-    assert not torch.equal(found, plain) and close(found, plain)
+    run, quantized = run_of(newest, {**sage("loader"), "windows": node("WanContextWindowsManual", "sage", **inputs)})
+    assert not torch.equal(quantized, plain) and close(quantized, plain)
     assert "(100%)" in said(run)
 
 
@@ -35,16 +35,18 @@ def test_skipped_layers(newest: ComfyServer) -> None:
     """The guidance's pass skips a block and makes fewer calls than the others."""
     skip = {"double_layers": "0", "single_layers": "", "scale": 0.5, "start_percent": 0.0, "end_percent": 1.0}
     guidance = node("SkipLayerGuidanceDiT", "sage", **skip, rescaling_scale=0.0)
-    run, found = run_of(newest, {**sage("loader"), "slg": guidance})
+    run, quantized = run_of(newest, {**sage("loader"), "slg": guidance})
     plain = latents(newest, wan({"slg": node("SkipLayerGuidanceDiT", "loader", **skip, rescaling_scale=0.0)}))
-    assert not torch.equal(found, plain) and close(found, plain)
+    assert not torch.equal(quantized, plain) and close(quantized, plain)
     assert "(100%)" in said(run)
 
 
 def test_sparse_attention_hands_its_dense_calls_back(newest: ComfyServer) -> None:
     """A stand-in for ComfyUI 0.36's *Model Sparse Attention*: dense for half of the steps, dense cross-attention."""
-    run, found = run_of(newest, {**sage("loader"), "sparse": node("TestSparseAttention", "sage", start_percent=0.5)})
+    run, quantized = run_of(
+        newest, {**sage("loader"), "sparse": node("TestSparseAttention", "sage", start_percent=0.5)}
+    )
     plain = latents(newest, wan({"sparse": node("TestSparseAttention", "loader", start_percent=0.5)}))
-    assert not torch.equal(found, plain) and close(found, plain)
+    assert not torch.equal(quantized, plain) and close(quantized, plain)
     text = said(run)  # two of four steps are sparse in their two self-attentions
     assert "12 of 16 attention calls computed by SageAttention2" in text, text

@@ -13,6 +13,8 @@ from tools.comfyui.server import ComfyServer, Prompt
 from .installations import REPOSITORY
 from .prompts import LATENT, REPORT, sage, sampling, with_report
 
+pytestmark = pytest.mark.exhaustive
+
 MODES = ("off", "8b", "4b")
 
 

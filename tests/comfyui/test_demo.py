@@ -27,13 +27,13 @@ def ignore(share: float) -> None:
     """No progress is shown."""
 
 
-@pytest.fixture(scope="module", params=installations(), ids=lambda found: found.name)
+@pytest.fixture(scope="module", params=installations(), ids=lambda installation: installation.name)
 def comfyui(request: pytest.FixtureRequest) -> Iterator[ComfyHost]:
-    found: Installation = request.param
-    reason = found.reason_missing or reason_too_old_for_demo(found.root)
+    installation: Installation = request.param
+    reason = installation.reason_missing or reason_too_old_for_demo(installation.root)
     if reason is not None:
         pytest.skip(reason)
-    with ComfyHost(found.root, comfyui_python()) as server:
+    with ComfyHost(installation.root, comfyui_python()) as server:
         yield server
 
 

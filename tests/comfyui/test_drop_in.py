@@ -37,9 +37,9 @@ def test_the_flag_gives_the_latents_of_the_node(
     node = sage("loader", rotate="auto")
     wanted = server.latent(server.run(sampling(family, node, padded=padded)), LATENT)
     plain = server.latent(server.run(sampling(family, padded=padded)), LATENT)
-    found = flagged.latent(flagged.run(sampling(family, padded=padded)), LATENT)
+    latent = flagged.latent(flagged.run(sampling(family, padded=padded)), LATENT)
     assert not torch.equal(wanted, plain)
-    assert torch.equal(found, wanted)
+    assert torch.equal(latent, wanted)
     log = flagged.log.read_text(errors="replace")
     assert "Using sage attention" in log and log.count(OFFERED) == 1
     assert "Error running sage attention" not in log

@@ -16,6 +16,8 @@ from tools.comfyui.server import ComfyServer, Prompt
 from .installations import REPOSITORY, Installation, comfyui_python
 from .prompts import LATENT, REPORT, sage
 
+pytestmark = pytest.mark.exhaustive
+
 # Attention calls of a step of the tiny models, by what their blocks are said to have.
 CALLS = {
     "MiniMax H3": 2,  # blocks
@@ -65,7 +67,7 @@ def found_by(installation: Installation, data: Path, *options: str) -> dict[str,
     """What the command finds, family -> figures."""
     if not installation.is_newest:
         pytest.skip("older versions lack the newer models")
-    return {found["family"]: found for found in run_families(installation, data, *options)}
+    return {row["family"]: row for row in run_families(installation, data, *options)}
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +80,15 @@ def figures(installation: Installation, tmp_path_factory: pytest.TempPathFactory
 def test_all_families_ran(figures: dict[str, Any], installation: Installation) -> None:
     """Before a family runs, ComfyUI's detection has to find its real shape by the weights."""
     assert set(figures) == set(CALLS) - (set() if installation.is_overlay else NEWER)
-    assert {found["failed"] for found in figures.values()} == {""}
+    assert {row["failed"] for row in figures.values()} == {""}
 
 
 def of(figures: dict[str, Any], family: str) -> dict[str, Any]:
-    """What was found of a family."""
+    """The figures of a family."""
     if family not in figures:
         pytest.skip(f"releases up to 0.33 have no file of {family}: see tools.comfyui.overlay")
-    found: dict[str, Any] = figures[family]
-    return found
+    row: dict[str, Any] = figures[family]
+    return row
 
 
 @pytest.mark.parametrize("family", CALLS)
@@ -178,8 +180,8 @@ def test_models_with_sound_are_served_through_the_nodes(
     command = [str(comfyui_python()), "-m", "tests.comfyui.tiny_families", str(installation.root)]
     command += [str(server.base / "models" / "diffusion_models" / file), family]
     subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
-    plain = server.latent(server.run(sampling(family, file, {"sage": sage("loader", mode="off")})), LATENT)
-    run = server.run(sampling(family, file, {"sage": sage("loader", rotate=True)}))
+    plain = server.latent(server.run(sampling(family, file, sage("loader", mode="off"))), LATENT)
+    run = server.run(sampling(family, file, sage("loader", rotate="on")))
     served = server.latent(run, LATENT)
     assert not torch.equal(plain, served)
     assert float(torch.nn.functional.cosine_similarity(plain.flatten(), served.flatten(), dim=0)) > 0.999

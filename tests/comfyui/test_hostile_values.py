@@ -8,22 +8,24 @@ from typing import Any
 
 import pytest
 
-from tools.comfyui.server import ComfyServer, PromptRefused
+from tools.comfyui.server import ComfyServer, Prompt, PromptRefused
 
-from .prompts import sage, sampling, with_report
+from .prompts import sage, sampling
 
 HOSTILE = (None, "nonsense\n\x1b[31m" + "x" * 400, {"a": 1}, float("nan"), -(10**400))
 # By ComfyUI's type of the input; a switch takes every value for true or false.
 ANSWERED = ("MODEL", "SAGE2_OPTIONS", "COMBO", "FLOAT")
-NODES = {"SageAttention2": "sage", "SageAttention2Options": "sage_options", "SageAttention2Report": "report"}
+NODES = ("SageAttention2", "SageAttention2Options", "SageAttention2Report")
 
 
 def answer(server: ComfyServer, node: str, name: str, value: Any) -> str:
-    """What a sampling with this value says: the refusal, the error, or the text on the node."""
-    prompt = with_report(sampling("wan", sage("loader"), steps=1))
-    prompt[NODES[node]]["inputs"][name] = value
+    """What this value of an input leads to: the refusal, the error, or the texts on the nodes. Nothing is sampled."""
+    report = {"class_type": "SageAttention2Report", "inputs": {"model": ["sage", 0]}}
+    loader = sampling("wan")["loader"]
+    prompt: Prompt = {"loader": loader, **sage("loader"), "report": report}
+    next(entry for entry in prompt.values() if entry["class_type"] == node)["inputs"][name] = value
     try:
-        return str(server.run(prompt).outputs[NODES[node]])
+        return str(server.run(prompt).outputs["report"]).partition("[SA-404]")[0]  # nothing was sampled
     except PromptRefused as refused:
         (errors,) = json.loads(str(refused))["node_errors"].values()
         (error,) = errors["errors"]

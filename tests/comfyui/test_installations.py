@@ -27,14 +27,17 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_usual_folders_are_tested(home: Path) -> None:
-    (found,) = installations()
-    assert found.root == home / "ComfyUI" and found.name == "ComfyUI 0.33.0" and found.is_newest
+    (installation,) = installations()
+    assert installation.root == home / "ComfyUI" and installation.name == "ComfyUI 0.33.0" and installation.is_newest
 
 
 def test_named_folders_are_tested_instead(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = [comfyui(home / "elsewhere" / version, version) for version in ("0.34.1", "0.8.0")]
     monkeypatch.setenv("COMFYUI_PATH", os.pathsep.join(map(str, named)))
-    assert [(found.root, found.is_newest) for found in installations()] == [(named[0], True), (named[1], False)]
+    assert [(installation.root, installation.is_newest) for installation in installations()] == [
+        (named[0], True),
+        (named[1], False),
+    ]
 
 
 def test_a_named_folder_without_a_comfyui_is_an_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

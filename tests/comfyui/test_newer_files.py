@@ -20,6 +20,8 @@ from .prompts import LATENT, REPORT, sage
 from .prompts import sampling as sampling_of_wan
 from .test_families import sampling
 
+pytestmark = pytest.mark.exhaustive
+
 FILE, WIDE, CROSS = "tiny_h3_newer.safetensors", "tiny_h3_wide_heads.safetensors", "tiny_sd15.safetensors"
 COUNTED = "declared_calls.txt"  # of the support node
 STEPS, BLOCKS = 4, 2
@@ -231,13 +233,13 @@ def test_blocks_with_an_attention_of_their_own_are_named(newer: ComfyServer, ord
     """Dense steps are the node's in both orders; whose patch computed the others stands in the report."""
     sparse = {"class_type": "TestSparseBlocks", "inputs": {"start_percent": 0.5}}
     text = newer.run(h3(both(order, sparse))).outputs[REPORT]["text"][0]
-    found = re.search(
+    counts = re.search(
         r"(\d+) of \1 attention calls computed by SageAttention2 .*; "
         r"test_support took the place of blocks in (\d) of 4 passes, with (\d)",
         text,
     )
-    assert found is not None, text
-    calls, passes, missing = map(int, found.groups())
+    assert counts is not None, text
+    calls, passes, missing = map(int, counts.groups())
     assert 0 < calls < CALLS and calls + missing == CALLS and passes * BLOCKS == missing
 
 

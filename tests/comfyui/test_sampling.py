@@ -177,7 +177,7 @@ def test_guard_changes_nothing_where_all_is_finite(server: ComfyServer) -> None:
     prompt = sampling("wan", sage("loader"))
     assert torch.equal(latent(server, prompt), latent(server, sampling("wan", sage("loader", guard=False))))
     text = report(server, prompt)
-    assert "guard" in text and "Layers that the guard" not in text, text
+    assert "Layers that the guard" not in text, text
 
 
 def test_guard_runs_a_broken_pass_again(server: ComfyServer) -> None:

@@ -42,18 +42,18 @@ def test_every_node_and_input_is_translated(server: ComfyServer, language: str) 
     }
     assert set(translated) == set(nodes)
     for name, node in nodes.items():
-        found = translated[name]
-        assert set(found) == {"display_name", "description", "inputs", "outputs"}, name
+        own = translated[name]
+        assert set(own) == {"display_name", "description", "inputs", "outputs"}, name
         inputs = {**node["input"].get("required", {}), **node["input"].get("optional", {})}
-        assert list(found["inputs"]) == list(inputs), name
-        assert set(found["outputs"]) == {str(number) for number in range(len(node["output"]))}, name
-        names = [*found["inputs"].values(), *found["outputs"].values()]
+        assert list(own["inputs"]) == list(inputs), name
+        assert set(own["outputs"]) == {str(number) for number in range(len(node["output"]))}, name
+        names = [*own["inputs"].values(), *own["outputs"].values()]
         assert all(set(entry) == {"name"} for entry in names), name
-        texts = [found["display_name"], found["description"], *(entry["name"] for entry in names)]
+        texts = [own["display_name"], own["description"], *(entry["name"] for entry in names)]
         assert all(text.strip() == text != "" and not SYNTAX.search(text) for text in texts), name
-        assert found["display_name"].startswith("SageAttention2"), "the search finds it by that"
-        assert found["description"] != node["description"]
-        assert re.search(LETTERS.get(language, ""), found["description"])
+        assert own["display_name"].startswith("SageAttention2"), "the search finds it by that"
+        assert own["description"] != node["description"]
+        assert re.search(LETTERS.get(language, ""), own["description"])
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

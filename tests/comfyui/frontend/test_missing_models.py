@@ -41,7 +41,7 @@ def test_every_missing_file_can_be_loaded(without_models: Page, path: Path) -> N
     if not expected:
         pytest.skip("its files come with the repository")
     browser.load(without_models, workflow)
-    found = browser.missing_models(without_models, {model[0] for model in expected})
-    assert {(model["name"], model["directory"], model.get("url")) for model in found} == expected
+    missing = browser.missing_models(without_models, {model[0] for model in expected})
+    assert {(model["name"], model["directory"], model.get("url")) for model in missing} == expected
     # The same nodes are red: test_workflows_open's workflows, whose files are there, have none.
-    assert set(browser.red_nodes(without_models)) >= {model["nodeType"] for model in found}
+    assert set(browser.red_nodes(without_models)) >= {model["nodeType"] for model in missing}

@@ -33,8 +33,8 @@ def saved_by_another_version(page: Page, way: str, *, linked: bool) -> dict[str,
         link = workflow["last_link_id"] = workflow["last_link_id"] + 1
         other["outputs"][0]["links"] = [link]
         workflow["links"].append([link, other["id"], 0, node["id"], len(widgets), "MODEL"])
-    policy = {"name": "policy", "type": "MODEL", "link": link}
-    node["inputs"] = [*widgets, policy, *sockets]
+    guide = {"name": "guide", "type": "MODEL", "link": link}
+    node["inputs"] = [*widgets, guide, *sockets]
     for slot, entry in enumerate(node["inputs"]):
         for wire in workflow["links"]:
             if wire[0] == entry["link"]:
@@ -44,7 +44,7 @@ def saved_by_another_version(page: Page, way: str, *, linked: bool) -> dict[str,
     if way == "a table of names":
         node["widgets_values_named"] = values
     if way == "not at all":
-        node["inputs"] = [policy, *sockets]
+        node["inputs"] = [guide, *sockets]
     return workflow
 
 
@@ -56,7 +56,7 @@ def test_a_file_with_unknown_inputs_keeps_the_values_that_it_can(
     before = browser.load_prompt(page, sampling("wan", sage("loader")))
     browser.load(page, saved_by_another_version(page, way, linked=linked))
     assert browser.red_nodes(page) == browser.unknown_nodes(page) == []
-    dropped = [*UNKNOWN, *(["policy"] if linked else [])]
+    dropped = [*UNKNOWN, *(["guide"] if linked else [])]
     line = f"Saved by another version of this pack. Dropped: {', '.join(dropped)}."
     assert browser.shown(page, NODE) == line
     browser.keep_picture(page, f"another version {design}", NODE)

@@ -22,22 +22,22 @@ WAN = [f"Wan2.2 {task} - SageAttention" for task in ("text to video", "image to 
 def search(page: Page, query: str) -> list[str]:
     """What the node search lists."""
     page.wait_for_function(FREQUENCIES)
-    found: list[str] = page.evaluate(f"query => {SEARCH}", query)
-    return found
+    names: list[str] = page.evaluate(f"query => {SEARCH}", query)
+    return names
 
 
 @pytest.mark.parametrize("query", ["sage", "sageattention", "sage attention", "patch sage attention"])
 def test_the_search_finds_the_node_first_and_no_nodes_for_developers(page: Page, query: str) -> None:
-    found = search(page, query)
-    assert found[0] == "SageAttention2", found[:5]
-    assert not any(name.startswith("SageAttention2Demo") for name in found)
+    names = search(page, query)
+    assert names[0] == "SageAttention2", names[:5]
+    assert not any(name.startswith("SageAttention2Demo") for name in names)
 
 
 @pytest.mark.parametrize("query", ["patch sage", "sparse attention", "attention backend"])
 def test_the_search_finds_the_node_by_what_it_does(page: Page, query: str) -> None:
     """Words of an alias alone do not rank a node: others resemble them too."""
-    found = search(page, query)
-    assert "SageAttention2" in found[:5], found
+    names = search(page, query)
+    assert "SageAttention2" in names[:5], names
 
 
 @pytest.mark.parametrize("query", ["wan 2.2", "wan2.2", "sage wan 2.2"])

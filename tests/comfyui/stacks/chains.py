@@ -54,10 +54,10 @@ def said(run: Run) -> str:
     return text.partition("Calls of sageattention")[0]
 
 
-def close(found: torch.Tensor, plain: torch.Tensor, least: float = 0.999) -> bool:
+def close(latent: torch.Tensor, plain: torch.Tensor, least: float = 0.999) -> bool:
     """Whether the cosine similarity is above `least`, where mode 8b leaves it with these models."""
-    found, plain = found.flatten(), plain.flatten()
-    return float(torch.nn.functional.cosine_similarity(found, plain, dim=0)) > least
+    latent, plain = latent.flatten(), plain.flatten()
+    return float(torch.nn.functional.cosine_similarity(latent, plain, dim=0)) > least
 
 
 def run_of(host: ComfyServer, chain: Chain) -> tuple[Run, torch.Tensor]:

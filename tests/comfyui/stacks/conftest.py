@@ -20,7 +20,7 @@ from tools.comfyui.server import ComfyServer
 from .. import packs
 from ..installations import REPOSITORY, Installation, comfyui_python, installations
 
-NEWEST = [found for found in installations() if found.is_newest][:1]
+NEWEST = [installation for installation in installations() if installation.is_newest][:1]
 # One for each pack: what has to be among the nodes once it is loaded.
 NODE_OF = {
     packs.KJNODES: "PathchSageAttentionKJ",
@@ -30,12 +30,12 @@ NODE_OF = {
 WRITE_GGUF = Path(__file__).parents[1] / "gguf_file.py"
 
 
-@pytest.fixture(scope="package", params=NEWEST, ids=lambda found: found.name)
+@pytest.fixture(scope="package", params=NEWEST, ids=lambda installation: installation.name)
 def newest(request: pytest.FixtureRequest) -> Installation:
-    found: Installation = request.param
-    if found.reason_missing is not None:
-        pytest.skip(found.reason_missing)
-    return found
+    installation: Installation = request.param
+    if installation.reason_missing is not None:
+        pytest.skip(installation.reason_missing)
+    return installation
 
 
 @pytest.fixture(scope="package")

@@ -28,25 +28,25 @@ def test_kjnodes_alone(host: ComfyServer) -> None:
         "sageattn_qk_int8_pv_fp16_triton": "precise",
     }.items():
         wanted = latents(host, wan({"half": half("loader"), **sage("half", mode=mode)}))
-        found = latents(host, wan({"half": half("loader"), "kj": kj("half", kind)}))
-        assert not torch.equal(wanted, plain) and torch.equal(found, wanted), kind
+        served = latents(host, wan({"half": half("loader"), "kj": kj("half", kind)}))
+        assert not torch.equal(wanted, plain) and torch.equal(served, wanted), kind
 
 
 def test_kjnodes_after_the_node(host: ComfyServer) -> None:
     """It replaces the node, and the report must not claim its calls."""
     need(packs.KJNODES)
-    run, found = run_of(host, {"half": half("loader"), **sage("half", mode="4b"), "kj": kj("sage")})
+    run, served = run_of(host, {"half": half("loader"), **sage("half", mode="4b"), "kj": kj("sage")})
     wanted = latents(host, wan({"half": half("loader"), **sage("half")}))
-    assert torch.equal(found, wanted)
+    assert torch.equal(served, wanted)
     text = said(run)
     assert "0 of 16 attention calls computed by SageAttention2" in text and "Left to ComfyUI-KJNodes" in text, text
 
 
 def test_kjnodes_before_the_node(host: ComfyServer) -> None:
     need(packs.KJNODES)
-    run, found = run_of(host, {"half": half("loader"), "kj": kj("half"), **sage("kj", mode="4b")})
+    run, served = run_of(host, {"half": half("loader"), "kj": kj("half"), **sage("kj", mode="4b")})
     wanted = latents(host, wan({"half": half("loader"), **sage("half", mode="4b")}))
-    assert torch.equal(found, wanted)
+    assert torch.equal(served, wanted)
     assert "(100%)" in said(run)
 
 
@@ -57,5 +57,5 @@ def test_compiled_kjnodes(host: ComfyServer) -> None:
     patched["inputs"]["allow_compile"] = True
     eager = latents(host, wan({"half": half("loader"), "kj": kj("half")}))
     chain = {"half": half("loader"), "kj": patched, "compiled": node("TorchCompileModel", "kj", backend="cudagraphs")}
-    found, plain = latents(host, wan(chain)), latents(host, wan({"half": half("loader")}))
-    assert (found - eager).norm() < 0.5 * (eager - plain).norm()
+    served, plain = latents(host, wan(chain)), latents(host, wan({"half": half("loader")}))
+    assert (served - eager).norm() < 0.5 * (eager - plain).norm()

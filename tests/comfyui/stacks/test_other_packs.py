@@ -20,8 +20,8 @@ def calls_of_others(host: ComfyServer) -> int:
     """How many calls the drop-in has served in mode 8b, as a report says that is made now."""
     prompt = with_report(sampling("wan", steps=1, seed=next(_seeds)))
     text = host.run(prompt).outputs[REPORT]["text"][0]
-    found = re.search(r"^Calls of sageattention since the start: .*?(\d+) by reference, 8b", text, re.MULTILINE)
-    return int(found[1]) if found else 0
+    count = re.search(r"^Calls of sageattention since the start: .*?(\d+) by reference, 8b", text, re.MULTILINE)
+    return int(count[1]) if count else 0
 
 
 def test_gguf(host: ComfyServer) -> None:
@@ -34,8 +34,8 @@ def test_gguf(host: ComfyServer) -> None:
 
     plain = latents(host, gguf({}))
     run = host.run(with_report(gguf(sage("loader"))))
-    found = host.latent(run, LATENT)
-    assert not torch.equal(found, plain) and close(found, plain)
+    quantized = host.latent(run, LATENT)
+    assert not torch.equal(quantized, plain) and close(quantized, plain)
     assert "(100%)" in said(run)
 
 
@@ -67,7 +67,7 @@ def test_wan_video_wrapper(host: ComfyServer) -> None:
         }
 
     before = calls_of_others(host)
-    plain, found = latents(host, prompt("sdpa")), latents(host, prompt("sageattn"))
+    plain, quantized = latents(host, prompt("sdpa")), latents(host, prompt("sageattn"))
     served = calls_of_others(host) - before
-    assert not torch.equal(found, plain) and close(found, plain)
+    assert not torch.equal(quantized, plain) and close(quantized, plain)
     assert served == 30 * 2  # its layers and steps; cross-attention is torch's there

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -133,31 +132,26 @@ def changed_outputs(change: Callable[[Any, torch.Tensor, torch.Tensor, torch.Ten
 
 
 class BrokenCrossAttention(io.ComfyNode):
-    """While the model is sampled, the pack's quantized cross-attention gives NaN, as a kernel that overflows would.
-
-    Or, with `kind` "negated", its output in mode 8b has the wrong sign.
-    """
+    """While the model is sampled, the pack's quantized cross-attention gives NaN, as a kernel that overflows would."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="TestBrokenCrossAttention",
             category="testing",
-            inputs=[io.Model.Input("model"), io.String.Input("kind", default="nan", optional=True)],
+            inputs=[io.Model.Input("model")],
             outputs=[io.Model.Output()],
         )
 
     @classmethod
-    def execute(cls, model: Any, kind: str = "nan") -> io.NodeOutput:
+    def execute(cls, model: Any) -> io.NodeOutput:
         patched = model.clone()
-        patched.add_wrapper_with_key("outer_sample", "testing", partial(cls.sample, kind))
+        patched.add_wrapper_with_key("outer_sample", "testing", cls.sample)
         return io.NodeOutput(patched)
 
     @staticmethod
-    def sample(kind: str, executor: Any, *args: Any, **kwargs: Any) -> Any:
+    def sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
         def broken(plan: Any, q: torch.Tensor, k: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-            if q.shape != k.shape and kind == "negated":
-                return -out if plan.options.mode == "8b" else out
             return out.fill_(float("nan")) if q.shape != k.shape else out
 
         with changed_outputs(broken):

@@ -30,7 +30,7 @@ def test_nodes_load_and_pass_through(
     root: Path, start: Callable[[Path, Path], ComfyServer], copy: Path, patient_threads: None
 ) -> None:
     """A module of the library raises while it is imported."""
-    (copy / "comfy_sage2" / "plan.py").write_text('raise RuntimeError("broken on purpose")\n')
+    (copy / "comfy_sage2" / "dispatch" / "plan.py").write_text('raise RuntimeError("broken on purpose")\n')
     with start(root, copy) as server:
         plain = server.latent(server.run(sampling("wan")), LATENT)
         run = server.run(with_report(sampling("wan", sage("loader"))))

@@ -29,7 +29,11 @@ def plugin(tmp_path: Path) -> Plugin:
         ignore=shutil.ignore_patterns("_unpacked", "__pycache__"),
     )
     (root / "comfy_sage2" / "__init__.py").touch()
-    shutil.copyfile(ROOT / "comfy_sage2" / "files.py", root / "comfy_sage2" / "files.py")
+    shutil.copytree(
+        ROOT / "comfy_sage2" / "system",
+        root / "comfy_sage2" / "system",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     made = Plugin(root)
     made.wheels.mkdir()
     made.environment = {"XDG_CACHE_HOME": str(made.user_cache), "LOCALAPPDATA": str(made.user_cache)}

@@ -64,7 +64,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheels:
         shutil.copyfile(path, made.folder / path.name)
     release(made.folder)
     monkeypatch.setattr(manifest, "WHEELS", made.folder)
-    for state in ("_outcomes", "_ignored", "_wheels"):
+    for state in ("_outcomes", "_ignored", "_wheels", "_hosts"):
         monkeypatch.setattr(loader, state, {})
     monkeypatch.setattr(loader, "_installed", lambda architecture: None)
     monkeypatch.setattr(loader, "cache_folders", lambda: (tmp_path / "unpacked",))

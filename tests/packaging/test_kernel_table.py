@@ -12,7 +12,7 @@ from binding import CSRC, NATIVE, compile_native
 from tools import compare_cubins, kernel_table
 from tools.wheels.wheel_folder import wheels_for
 
-KERNELS = {"sm90": 82, "sm89": 72, "sm120": 63, "sm80": 63}
+KERNELS = {"sm90": 70, "sm89": 72, "sm120": 63, "sm80": 63}
 
 
 def _bundled(architecture: kernel_table.Architecture) -> tuple[Path, str]:

@@ -7,20 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from covering import deselect_most_of_full_products
 
 from comfy_sage2.dispatch import plan
-
-from .covering import without_full_products
 
 # Without a device there is nothing to run, and nothing to tell.
 collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    here = [item for item in items if Path(__file__).parent in item.path.parents]
-    left_out = set(here) - set(without_full_products(here))
-    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-    items[:] = [item for item in items if item not in left_out]
+    deselect_most_of_full_products(config, items, Path(__file__).parent)
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,10 @@
-"""Of a full product of parameters, the rows that tests on a GPU run."""
+"""Of a full product of parameters, the rows that are run."""
 
 from __future__ import annotations
 
 from itertools import combinations, product
 
-from gpu.covering import covering
+from covering import covering
 
 
 def test_few_rows_hold_every_pair() -> None:

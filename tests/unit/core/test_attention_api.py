@@ -29,7 +29,6 @@ def inputs(
     return q, k, v
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [1, 3, 8, 40, 64, 72, 96, 128, 160, 255, 256])
 def test_every_head_dim(head_dim: int) -> None:
     # Few channels average too little: one channel's mean of V can be near zero, and the error is relative to it.
@@ -39,9 +38,19 @@ def test_every_head_dim(head_dim: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("q_length", "kv_length"), [(1, 1), (1, 300), (300, 1), (63, 65), (128, 64), (129, 63), (500, 77), (77, 500)]
+    ("q_length", "kv_length", "is_causal"),
+    [
+        (1, 1, False),
+        (1, 300, True),
+        (300, 1, False),
+        (63, 65, True),
+        (128, 64, False),
+        (129, 63, True),
+        (500, 77, True),
+        (77, 500, False),
+        (77, 500, True),
+    ],
 )
-@pytest.mark.parametrize("is_causal", [False, True])
 def test_ragged_and_unequal_lengths(q_length: int, kv_length: int, is_causal: bool) -> None:
     q, k, v = inputs(batch=2, q_length=q_length, kv_length=kv_length)
     expected, expected_lse = oracle(q, k, v, is_causal=is_causal)
@@ -53,8 +62,7 @@ def test_ragged_and_unequal_lengths(q_length: int, kv_length: int, is_causal: bo
     assert (lse - expected_lse).abs().max() < 0.1
 
 
-@pytest.mark.parametrize(("q_heads", "kv_heads"), [(6, 6), (6, 3), (6, 2), (6, 1)])
-@pytest.mark.parametrize("mode", ["8b", "4b"])
+@pytest.mark.parametrize(("q_heads", "kv_heads", "mode"), [(6, 3, "8b"), (6, 2, "4b"), (6, 1, "8b"), (4, 1, "4b")])
 def test_grouped_query_attention_equals_repeated_heads(q_heads: int, kv_heads: int, mode: str) -> None:
     q, k, v = inputs(batch=2, q_heads=q_heads, kv_heads=kv_heads, kv_length=90)
     repeats = q_heads // kv_heads
@@ -155,13 +163,6 @@ def test_runs_under_no_grad_and_inference_mode() -> None:
         assert torch.equal(comfy_sage2.attention(q, k, v), expected)
     with torch.inference_mode():
         assert torch.equal(comfy_sage2.attention(q.clone(), k, v), expected)
-
-
-def test_there_is_no_silent_gradient() -> None:
-    q, k, v = inputs(q_length=20, kv_length=20)
-    out = comfy_sage2.attention(q.requires_grad_(), k, v)
-    with pytest.raises(RuntimeError, match="grad"):
-        out.sum().backward()
 
 
 @pytest.mark.parametrize("mode", ["8b", "4b", "precise", "exact"])

@@ -17,8 +17,6 @@ from lab.baselines.hadamard import random_hadamard
 from lab.baselines.smooth_attention import channel_factors
 from lab.baselines.unsmoothed import UNSMOOTHED_4B
 
-pytestmark = pytest.mark.slow
-
 PRECISE = replace(UNSMOOTHED_4B, qk_format=FP32, p_format=FP32, v_format=FP32, accumulator=ACCUMULATE_FP32)
 
 

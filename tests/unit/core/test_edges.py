@@ -10,8 +10,6 @@ from attention_oracle import oracle, relative_l1
 
 import comfy_sage2
 
-pytestmark = pytest.mark.slow
-
 MODES = ("8b", "4b")
 
 

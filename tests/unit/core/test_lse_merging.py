@@ -10,8 +10,6 @@ from attention_oracle import oracle, relative_l1
 
 from comfy_sage2 import attention
 
-pytestmark = pytest.mark.slow
-
 HEAD_DIM = 64
 KEYS = 1000
 # 437 divides no quantization group and no key block.

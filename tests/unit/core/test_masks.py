@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -10,8 +11,6 @@ import torch
 from attention_oracle import assert_near, oracle, relative_l1
 
 import comfy_sage2
-
-pytestmark = pytest.mark.slow
 
 BATCH, HEADS, ROWS, KEYS = 2, 4, 150, 140
 SHAPES = [
@@ -43,14 +42,14 @@ def assert_matches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options:
     return empty
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("shape", "is_causal"), zip(SHAPES, cycle([False, True]), strict=False))
 def test_bool_masks(shape: Any, is_causal: bool) -> None:
     assert_matches(*inputs(), attn_mask=torch.rand(shape) > 0.4, is_causal=is_causal)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), zip(SHAPES, cycle([torch.float16, torch.bfloat16, torch.float32]), strict=False)
+)
 def test_additive_masks(shape: Any, dtype: torch.dtype) -> None:
     assert_matches(*inputs(), attn_mask=torch.randn(shape).to(dtype))
 

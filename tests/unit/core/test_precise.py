@@ -52,7 +52,6 @@ def test_reference_is_the_definition(groups: GroupScheme, dtype: torch.dtype) ->
     assert difference.mean() < 1e-3 * expected.abs().mean() + difference.median()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_between_8b_and_full_precision(dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(1, 4, 1024, 64).to(dtype) for _ in range(3))

@@ -53,8 +53,7 @@ def relative(out: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return error
 
 
-@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
-@pytest.mark.parametrize("mode", ["8b", "4b", "precise"])
+@pytest.mark.parametrize(("mode", "layout"), [("8b", "BHND"), ("4b", "BNHD"), ("precise", "BHND")])
 def test_a_share_computes_the_most_probable_blocks(fresh_seed: int, mode: str, layout: str) -> None:
     generator = torch.Generator().manual_seed(fresh_seed)
     q, k, v = (torch.randn(1, heads, TOKENS, 64, generator=generator).half() for heads in (HEADS, KV_HEADS, KV_HEADS))
@@ -124,9 +123,7 @@ def with_means(
     return (p * tokens) @ v + (p * ~tokens) @ means(v, 128), scores.logsumexp(dim=3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
-@pytest.mark.parametrize("mode", ["8b", "precise"])
+@pytest.mark.parametrize(("mode", "layout"), [("8b", "BHND"), ("precise", "BNHD")])
 def test_the_other_blocks_take_part_by_their_means(fresh_seed: int, mode: str, layout: str) -> None:
     q, k, v = local(fresh_seed)
     v += 2 * torch.linspace(-1, 1, TOKENS)[:, None]  # what lies far away differs from what is near
@@ -207,9 +204,7 @@ def exact_with(mask: torch.Tensor, *qkv: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bool", "additive", "of heads"])
-@pytest.mark.parametrize("bound", [0.02, 0.1])
+@pytest.mark.parametrize(("kind", "bound"), [("bool", 0.02), ("additive", 0.1), ("of heads", 0.05)])
 def test_heads_with_a_padding_mask_stay_within_the_bound(fresh_seed: int, bound: float, kind: str) -> None:
     q, k, v, mask = padded(fresh_seed, kind)
     found = Sparse(bound=bound).block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 import torch
 
-Row = tuple[str, ...]  # a value for each axis
+Row = tuple[Hashable, ...]  # a value for each axis
 
 
 def covering(rows: Sequence[Row]) -> list[int]:
@@ -17,7 +18,7 @@ def covering(rows: Sequence[Row]) -> list[int]:
     Greedy: each is the row with the most pairs that no earlier choice has.
     """
     pairs = [{(i, row[i], j, row[j]) for i, j in combinations(range(len(row)), 2)} for row in rows]
-    missing = set[tuple[int, str, int, str]]().union(*pairs)
+    missing = set[tuple[int, Hashable, int, Hashable]]().union(*pairs)
     chosen = []
     while missing:
         best = max(range(len(rows)), key=lambda index: len(pairs[index] & missing))
@@ -26,7 +27,15 @@ def covering(rows: Sequence[Row]) -> list[int]:
     return chosen
 
 
-def without_full_products(items: list[pytest.Item]) -> list[pytest.Item]:
+def deselect_most_of_full_products(config: pytest.Config, items: list[pytest.Item], folder: Path) -> None:
+    """Of the tests in a folder, leave those that hold every pair of values of two parameters."""
+    here = [item for item in items if folder in item.path.parents]
+    left_out = set(here) - _without_full_products(here)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _without_full_products(items: list[pytest.Item]) -> set[pytest.Item]:
     """Those tests that hold every pair of values of two parameters, for each kernel module (`name`) by itself.
 
     Parameters of one decorator count as one. Rows of mode precise in float32 are a table of their own: most tests skip
@@ -41,14 +50,14 @@ def without_full_products(items: list[pytest.Item]) -> list[pytest.Item]:
         values = item.callspec.params
         may_skip = values.get("mode") == "precise" and torch.float32 in values.values()
         names = [_names(mark) for mark in item.iter_markers("parametrize")]
-        row = tuple(repr([values[key] for key in keys if key != "name"]) for keys in names)
+        row = tuple(tuple(id(values[key]) for key in keys if key != "name") for keys in names)
         table = item.nodeid.partition("[")[0], str(values.get("name")), may_skip
         tables.setdefault(table, []).append((item, row))
     for tests in tables.values():
         rows = [row for _, row in tests]
         few = covering(rows) if len(rows[0]) > 2 else range(len(rows))
         kept.update(tests[index][0] for index in few)
-    return [item for item in items if item in kept]
+    return kept
 
 
 def _names(mark: pytest.Mark) -> list[str]:

@@ -81,11 +81,11 @@ def attention(
         registry.get(backend)  # raises: neither the cache of plans nor an operator could hold it
     if sparse is not None:
         chosen = _options(options, choices) if choices or options is None else options
-        found_mask = _block_mask(sparse, q, k, v, chosen, optional)
-        if found_mask is not None and sparse.tail:
-            return _with_tail(q, k, v, found_mask, backend, nonfinite, chosen)
-        if found_mask is not None:
-            optional = optional._replace(block_mask=found_mask.lists)
+        blocks = _block_mask(sparse, q, k, v, chosen, optional)
+        if blocks is not None and sparse.tail:
+            return _with_tail(q, k, v, blocks, backend, nonfinite, chosen)
+        if blocks is not None:
+            optional = optional._replace(block_mask=blocks.lists)
     if has_observer(q, k, v, attn_mask):
         out, lse = observed(q, k, v, optional, backend, AttentionOptions.of(options, choices))
         return out if lse is None else (out, lse)
@@ -93,10 +93,10 @@ def attention(
     signature = CallSignature.of(q, k, v, chosen, optional, _routing(backend))
     if optional is not NO_TENSORS:
         check_flags(optional, q.device)
-    found = plan(signature)
-    if isinstance(found, Refusal):
-        found.throw()
-    out, lse = found.run(q, k, v, optional)
+    decided = plan(signature)
+    if isinstance(decided, Refusal):
+        decided.throw()
+    out, lse = decided.run(q, k, v, optional)
     return out if lse is None else (out, lse)
 
 

@@ -104,7 +104,6 @@ class BoundTensors(BoundCall):
         self._signature = signature
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
-        """See `BoundCall.run`."""
         if self._signature.options.layout == "BHND":
             return self.compute(q, k, v, optional)
         out, lse = self.compute(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), optional)

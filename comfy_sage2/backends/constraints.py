@@ -19,13 +19,13 @@ _EXACT_OR_OWN = "use mode exact or ComfyUI's own attention"
 
 def _on_cuda(signature: CallSignature) -> str | None:
     if signature.device.type == "cuda" and torch.version.hip is not None:  # which calls its devices "cuda" too
-        found = f"this torch is built for ROCm {torch.version.hip}"
-        return f"[SA-103] the kernels are for NVIDIA GPUs, and {found}: {_OWN_OR_KITCHEN}"
+        build = f"this torch is built for ROCm {torch.version.hip}"
+        return f"[SA-103] the kernels are for NVIDIA GPUs, and {build}: {_OWN_OR_KITCHEN}"
     if signature.device.type == "cuda":
         return None
     if torch.version.cuda is None and torch.version.hip is None:
-        found = f"this torch ({torch.__version__}) is built without CUDA"
-        return f"[SA-103] the kernels need an NVIDIA GPU, and {found}: install a torch with CUDA, or {_OWN}"
+        build = f"this torch ({torch.__version__}) is built without CUDA"
+        return f"[SA-103] the kernels need an NVIDIA GPU, and {build}: install a torch with CUDA, or {_OWN}"
     return f"[SA-103] the kernels need an NVIDIA GPU, and the tensors are on {signature.device.type}: {_OWN}"
 
 
@@ -81,11 +81,11 @@ def capability_is(*supported: tuple[int, int]) -> Constraint:
         names = " or ".join(f"{major}.{minor}" for major, minor in supported)
         if signature.capability is None:
             return f"[SA-103] these kernels need compute capability {names}, got no CUDA device"
-        found = "{}.{}".format(*signature.capability)
+        capability = "{}.{}".format(*signature.capability)
         reason = _without_kernels(signature.capability)
         if reason is not None:  # in the same words for every kernel module, so that a list of reasons has them once
-            return f"[SA-103] there are no kernels for compute capability {found}: {reason}"
-        return f"[SA-103] these kernels need compute capability {names}, got {found}"
+            return f"[SA-103] there are no kernels for compute capability {capability}: {reason}"
+        return f"[SA-103] these kernels need compute capability {names}, got {capability}"
 
     return Constraint("compute capability", check)
 
@@ -96,8 +96,8 @@ def capability_from(*least: int) -> Constraint:
     def check(signature: CallSignature) -> str | None:
         if signature.capability is not None and signature.capability >= least:
             return None
-        found = "no CUDA device" if signature.capability is None else "{}.{}".format(*signature.capability)
-        return "[SA-103] compute capability {}.{} or higher is needed here, got {}".format(*least, found)
+        device = "no CUDA device" if signature.capability is None else "{}.{}".format(*signature.capability)
+        return "[SA-103] compute capability {}.{} or higher is needed here, got {}".format(*least, device)
 
     return Constraint("compute capability", check)
 

@@ -44,25 +44,15 @@ class ExactAttention(Backend):
         self.name = name
         self._compute = compute
         self._availability = availability
-        self.constraints = (
-            ON_CUDA,
-            option_is("mode", EXACT),
-            LENGTH,
-            DENSE,
-            _ONE_KIND_OF_MASK,
-            *constraints,
-        )
+        self.constraints = (ON_CUDA, option_is("mode", EXACT), LENGTH, DENSE, _ONE_KIND_OF_MASK, *constraints)
 
     def is_for(self, mode: str) -> bool:
-        """See `Backend.is_for`."""
         return mode == EXACT
 
     def availability(self) -> str | None:
-        """See `Backend.availability`."""
         return self._availability()
 
     def bind(self, signature: CallSignature) -> BoundCall:
-        """See `Backend.bind`."""
         return ExactCall(signature, self._compute)
 
 
@@ -74,7 +64,6 @@ class ExactCall(BoundTensors):
         self._operator = operator
 
     def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
-        """See `BoundTensors.compute`."""
         assert optional.block_mask is None  # by DENSE
         signature = self._signature
         mask = mask_4d(optional.attn_mask)
@@ -213,7 +202,7 @@ def _flash_availability() -> str | None:
 @lru_cache
 def _cudnn_availability() -> str | None:
     operator = getattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", None)
-    if operator is None or not any(found.name == "attn_bias" for found in operator.default._schema.arguments):
+    if operator is None or not any(argument.name == "attn_bias" for argument in operator.default._schema.arguments):
         return f"[SA-112] {_CUDNN} needs torch 2.5 or newer, got {torch.__version__}"
     try:
         version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None

@@ -22,7 +22,7 @@ _LOWEST_LSE = 0.49999 * math.log(2) * torch.finfo(torch.float32).min
 
 
 class KernelCall(BoundCall):
-    """See `BoundCall`. Inputs that the kernels cannot read in place are copied, each by itself."""
+    """Calls of a kernel module. Inputs that the kernels cannot read in place are copied, each by itself."""
 
     def __init__(self, module: ModuleType, signature: CallSignature) -> None:
         """ValueError for a call that `module` cannot run."""
@@ -38,7 +38,7 @@ class KernelCall(BoundCall):
         self._launches[self._unreadable] = self._make(self._unreadable)
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
-        """See `BoundCall.run`; ValueError from a module that refuses the call after all."""
+        """As `BoundCall.run`; ValueError from a module that refuses the call after all."""
         launches, q, k, v = self._readable(q, k, v)
         out = q.new_empty(self.out_shape)
         lse = None if self._lse_shape is None else q.new_empty(self._lse_shape, dtype=torch.float32)
@@ -49,7 +49,7 @@ class KernelCall(BoundCall):
     def prequantize(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS
     ) -> Prequantized | None:
-        """See `BoundCall.prequantize`; None for a call in parts, the last of which reads its inputs last."""
+        """As `BoundCall.prequantize`; None for a call in parts, the last of which reads its inputs last."""
         launches, q, k, v = self._readable(q, k, v)
         if len(launches.parts) > 1:
             return None
@@ -121,7 +121,6 @@ class Prequantized:
     workspace: torch.Tensor
 
     def __call__(self) -> Result:
-        """See `BoundCall.prequantize`."""
         out = torch.empty(self.call.out_shape, dtype=self.call.signature.dtype, device=self.workspace.device)
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in self.qkv]
         self.launches.enqueue(addresses, self.optional, out, self.lse, self.workspace, ATTENTION)

@@ -15,13 +15,7 @@ from ..kernels import loader
 from ..options import AUTO, EXACT
 from . import self_test
 from .base import Attend, Backend, BoundCall, Result
-from .constraints import (
-    LENGTH,
-    ON_CUDA,
-    PRECISE,
-    capability_is,
-    option_is,
-)
+from .constraints import LENGTH, ON_CUDA, PRECISE, capability_is, option_is
 from .kernel_call import KernelCall
 from .self_test_calls import Variant
 
@@ -53,12 +47,7 @@ class KernelBackend(Backend):
         self.name = architecture
         self.capabilities = capabilities
         self._least_skipped = least_skipped
-        self.constraints = (
-            ON_CUDA,
-            capability_is(*capabilities),
-            LENGTH,
-            PRECISE,
-        )
+        self.constraints = (ON_CUDA, capability_is(*capabilities), LENGTH, PRECISE)
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -67,19 +56,16 @@ class KernelBackend(Backend):
         return tuple(Variant(mode, *product) for mode in module.modes for product in _products(module, mode))
 
     def least_skipped(self, mode: str) -> float:
-        """See `Backend.least_skipped`."""
         return self._least_skipped[mode]
 
     def is_for(self, mode: str) -> bool:
-        """See `Backend.is_for`."""
         return mode != EXACT
 
     def availability(self) -> str | None:
-        """See `Backend.availability`."""
         return loader.reason_unavailable(self.name)
 
     def reason_against(self, signature: CallSignature) -> str | None:
-        """See `Backend.reason_against`; asks the module, and last the self-test, which runs once on each GPU."""
+        """As `Backend.reason_against`; asks the module, and last the self-test, which runs once on each GPU."""
         return (
             super().reason_against(signature)
             or self.reason_of_module(signature)
@@ -98,7 +84,7 @@ class KernelBackend(Backend):
         return self_test.failed_formats(self.name, signature.device.index).get(signature.options.pv)
 
     def settled(self, signature: CallSignature) -> CallSignature:
-        """See `Backend.settled`: the module's first product that suits, without those that the self-test refused."""
+        """With the module's first product that suits, without those that the self-test refused."""
         module = loader.load(self.name)
         failed = self_test.failed_formats(self.name, signature.device.index)
         products = [product for product in _products(module, signature.options.mode) if product[1] not in failed]
@@ -106,7 +92,6 @@ class KernelBackend(Backend):
         return signature._replace(options=replace(signature.options, pv_accumulator=accumulator, pv=pv))
 
     def bind(self, signature: CallSignature) -> BoundCall:
-        """See `Backend.bind`."""
         call = KernelCall(loader.load(self.name), signature)
         if self_test.is_postponed(self.name, signature.device.index):
             return _Untested(self, call, signature)
@@ -139,13 +124,13 @@ def _products(module: ModuleType, mode: str) -> tuple[Product, ...]:
 def _suiting(signature: CallSignature, products: Sequence[Product]) -> Sequence[Product]:
     """Those of `products` that are what `signature` asks for, the best first."""
     options = signature.options
-    found = [product for product in products if options.pv in (AUTO, product[1])]
-    if signature.accumulator_is_open and found:  # the best format decides, the accumulator only where it has both
-        found = [product for product in found if product[1] == found[0][1]]
-        if len(found) == 1:
-            return found
+    suiting = [product for product in products if options.pv in (AUTO, product[1])]
+    if signature.accumulator_is_open and suiting:  # the best format decides, the accumulator only where it has both
+        suiting = [product for product in suiting if product[1] == suiting[0][1]]
+        if len(suiting) == 1:
+            return suiting
         options = resolved(options, signature.device, signature.dtype, signature.head_dim)
-    return [product for product in found if product[0] == options.pv_accumulator]
+    return [product for product in suiting if product[0] == options.pv_accumulator]
 
 
 def _reason_against_product(signature: CallSignature, products: Sequence[Product]) -> str | None:
@@ -166,14 +151,14 @@ class _Untested(BoundCall):
         self._backend, self._call, self._signature = backend, call, signature
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
-        """See `BoundCall.run`. RuntimeError when the self-test fails."""
+        """As `BoundCall.run`; RuntimeError when the self-test fails."""
         self._backend.require_tested(self._signature)
         return self._call.run(q, k, v, optional)
 
     def prequantize(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS
     ) -> Attend | None:
-        """See `BoundCall.prequantize`; RuntimeError as from `run`."""
+        """As `BoundCall.prequantize`; RuntimeError as from `run`."""
         self._backend.require_tested(self._signature)
         return self._call.prequantize(q, k, v, optional)
 
@@ -181,11 +166,7 @@ class _Untested(BoundCall):
 # In order of preference. sm90: wgmma, "4b" carries INT4 values through the int8 product. The others: mma.sync; sm120
 # and sm80 are compiled and their numerics compared with the reference on another GPU, neither was run on its own.
 KERNELS = (
-    KernelBackend(
-        "sm90",
-        ((9, 0),),
-        least_skipped=_LEAST_SKIPPED_ON_HOPPER,
-    ),
+    KernelBackend("sm90", ((9, 0),), least_skipped=_LEAST_SKIPPED_ON_HOPPER),
     KernelBackend("sm89", ((8, 9),)),
     KernelBackend("sm120", ((12, 0), (12, 1))),
     KernelBackend("sm80", ((8, 0), (8, 6))),

@@ -80,11 +80,10 @@ class Peer(Backend):
     @property
     def version(self) -> str | None:
         """Of the package that is installed, as its metadata have it; None where none is."""
-        found = _installed_version(self._distribution)
-        return None if found is None or found.endswith(_OUR_VERSION) else found
+        version = _installed_version(self._distribution)
+        return None if version is None or version.endswith(_OUR_VERSION) else version
 
     def availability(self) -> str | None:
-        """See `Backend.availability`."""
         if self._failure is not None:
             return self._failure
         if self.version is None:
@@ -109,7 +108,6 @@ class Peer(Backend):
         log.warning("SageAttention2: %s", self._failure)
 
     def bind(self, signature: CallSignature) -> BoundCall:
-        """See `Backend.bind`."""
         assert self._functions is not None  # by `availability`
         return PeerCall(self, self._functions, signature)
 
@@ -125,7 +123,6 @@ class PeerCall(BoundCall):
         self._transposes = self._layout not in functions.layouts
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
-        """See `BoundCall.run`."""
         mask = mask_4d(optional.attn_mask)
         out = self._guarded(self._functions.attend, *self._in_its_layout(q, k, v), mask, self._signature)
         return self._finished(out, mask, optional)
@@ -133,7 +130,6 @@ class PeerCall(BoundCall):
     def prequantize(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS
     ) -> Attend | None:
-        """See `BoundCall.prequantize`."""
         if self._functions.prequantize is None:
             return None
         mask = mask_4d(optional.attn_mask)
@@ -182,8 +178,8 @@ def _kitchen() -> PeerFunctions:
     def prequantize(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, signature: CallSignature
     ) -> Callable[[], torch.Tensor]:
-        found = kitchen.prequantize_int8_attention(q, k, v, scale=signature.options.scale, attn_mask=mask)
-        return partial(kitchen.int8_attention_from_prequantized, found)
+        quantized = kitchen.prequantize_int8_attention(q, k, v, scale=signature.options.scale, attn_mask=mask)
+        return partial(kitchen.int8_attention_from_prequantized, quantized)
 
     has_steps = hasattr(kitchen, "prequantize_int8_attention")
     return PeerFunctions(attend, ("BHND",), prequantize if has_steps else None)

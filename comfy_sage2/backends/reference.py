@@ -36,14 +36,13 @@ class ReferenceBackend(Backend):
     constraints: tuple[Constraint, ...] = (Constraint("pv", _product),)
 
     def settled(self, signature: CallSignature) -> CallSignature:
-        """See `Backend.settled`: the accumulators of the GPU, where its kernels would have them for the format."""
+        """With the accumulators of the GPU, where its kernels would have them for the format."""
         options = resolved(signature.options, signature.device, signature.dtype, signature.head_dim)
         if not pv_has_accumulator(options.pv, options.pv_accumulator):
             options = replace(options, pv_accumulator="fp32")
         return signature._replace(options=options)
 
     def bind(self, signature: CallSignature) -> BoundCall:
-        """See `Backend.bind`."""
         return ReferenceCall(signature)
 
 
@@ -51,7 +50,6 @@ class ReferenceCall(BoundTensors):
     """Calls of the reference."""
 
     def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
-        """See `BoundTensors.compute`."""
         signature, options = self._signature, self._signature.options
         mask = mask_4d(optional.attn_mask)
         lists = None if optional.block_mask is None else BlockMask(optional.block_mask, optional.invalid_blocks)

@@ -107,15 +107,15 @@ def refuse_tangents(*tensors: torch.Tensor | None) -> None:
         raise RuntimeError(NO_TANGENT)
 
 
-def run(found: CallPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
+def run(call_plan: CallPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
     """Run a plan on tensors of its signature; by the torch operator where something has to see the call.
 
     Raises:
         RuntimeError: a failure of the device, or derivatives in forward mode, of which there are none.
     """
     if has_observer(q, k, v, optional.attn_mask):
-        return observed(q, k, v, optional, found.backend.name, found.signature.options)
-    return found.run(q, k, v, optional)
+        return observed(q, k, v, optional, call_plan.backend.name, call_plan.signature.options)
+    return call_plan.run(q, k, v, optional)
 
 
 def observed(
@@ -143,8 +143,8 @@ def observed(
 
 def without_gradient(out: torch.Tensor, lse: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and LSE that were computed from `inputs`: asking for a gradient of these is an error."""
-    found: tuple[torch.Tensor, torch.Tensor] = _WithoutGradient.apply(out, lse, *inputs)  # type: ignore[no-untyped-call]
-    return found
+    results: tuple[torch.Tensor, torch.Tensor] = _WithoutGradient.apply(out, lse, *inputs)  # type: ignore[no-untyped-call]
+    return results
 
 
 class _WithoutGradient(torch.autograd.Function):
@@ -163,18 +163,18 @@ class _WithoutGradient(torch.autograd.Function):
         raise RuntimeError(NO_GRADIENT)
 
 
-def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    optional, backend, values = _split(others)
+def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    optional, backend, values = _split(rest)
     check_flags(optional, q.device)
-    found = plan(CallSignature.of(q, k, v, AttentionOptions(*values), optional, Routing(backend)))
-    if isinstance(found, Refusal):
-        found.throw()
-    out, lse = found.run(q, k, v, optional)
+    decided = plan(CallSignature.of(q, k, v, AttentionOptions(*values), optional, Routing(backend)))
+    if isinstance(decided, Refusal):
+        decided.throw()
+    out, lse = decided.run(q, k, v, optional)
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
-def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return without_values(q, AttentionOptions(*_split(others)[2]))
+def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return without_values(q, AttentionOptions(*_split(rest)[2]))
 
 
 def without_values(q: torch.Tensor, options: AttentionOptions) -> tuple[torch.Tensor, torch.Tensor]:
@@ -184,10 +184,10 @@ def without_values(q: torch.Tensor, options: AttentionOptions) -> tuple[torch.Te
     return q.new_empty(q.shape), lse
 
 
-def _split(others: tuple[Any, ...]) -> tuple[OptionalTensors, str | None, tuple[Any, ...]]:
+def _split(rest: tuple[Any, ...]) -> tuple[OptionalTensors, str | None, tuple[Any, ...]]:
     """What the operators take after q, k and v: the other tensors, the backend's name, the values of the options."""
     count = len(OptionalTensors._fields)
-    return OptionalTensors(*others[:count]), others[count], others[count + 1 :]
+    return OptionalTensors(*rest[:count]), rest[count], rest[count + 1 :]
 
 
 def _define(name: str, *, writes: bool) -> Any:

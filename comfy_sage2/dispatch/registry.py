@@ -27,13 +27,13 @@ def backends(mode: str | None = None) -> tuple[Backend, ...]:
 
 def candidates(signature: CallSignature) -> tuple[Backend, ...]:
     """The backends for calls in the signature's mode, the preferred one first: of exact attentions the fastest one."""
-    found = backends(signature.options.mode)
+    for_mode = backends(signature.options.mode)
     choices = choices_of(signature.device)
     work = Work.of(signature)
     if signature.options.mode != EXACT or choices is None or work is None:
-        return found
-    names = choices.fastest_first([backend.name for backend in found if backend.accelerated], work)
-    return (*map(get, names), *(backend for backend in found if not backend.accelerated))
+        return for_mode
+    names = choices.fastest_first([backend.name for backend in for_mode if backend.accelerated], work)
+    return (*map(get, names), *(backend for backend in for_mode if not backend.accelerated))
 
 
 def kernels() -> tuple[Backend, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -31,22 +32,48 @@ class PassOwner(Protocol):
 
 
 class Schedule:
-    """The noise levels of one sampling: step i goes from sigmas[i] to sigmas[i + 1]."""
+    """The noise levels of one sampling: step i goes from sigmas[i] to sigmas[i + 1].
+
+    Levels may rise again, or stand there twice: a step follows from the evaluations before it too.
+    """
 
     # A sigma travels through float32 and back; neighboring steps lie much further apart.
     TOLERANCE = 1e-4
 
     def __init__(self, sigmas: Sequence[float]) -> None:
         self.steps = max(len(sigmas) - 1, 1)
-        # Unsampling runs the noise levels upwards; negated, both directions descend.
-        self._sign = -1.0 if len(sigmas) > 1 and sigmas[0] < sigmas[-1] else 1.0
-        self._levels = [self._sign * sigma for sigma in sigmas]
+        self._levels = tuple(sigmas)
+        self._last = (0, 0, math.nan)  # evaluation, place among the levels, sigma; of the last call
 
-    def step(self, sigma: float) -> int:
-        """The step, 0 to steps - 1, to which `sigma` belongs; samplers also ask for levels between two steps."""
-        threshold = self._sign * sigma - self.TOLERANCE * abs(sigma)
-        reached = sum(level >= threshold for level in self._levels)
-        return min(max(reached - 1, 0), self.steps - 1)
+    def step(self, sigma: float, evaluation: int = 0) -> int:
+        """The step, 0 to steps - 1, in which the model is asked at `sigma`; samplers also ask between two levels.
+
+        It is the first one from the last call's on that `sigma` fits, else the first of all.
+
+        evaluation: the number of the sampler's evaluation of the model. Calls of one evaluation are of one step.
+        """
+        last_evaluation, last, last_sigma = self._last  # read once: each GPU has a thread
+        if evaluation != last_evaluation and self._is(last_sigma, sigma) and self._reaches(last + 1, sigma):
+            last += 1
+        places = [place for place in range(len(self._levels)) if self._fits(place, sigma)]
+        ahead = [place for place in places if place >= last]
+        nearest = min(range(len(self._levels)), key=lambda place: abs(self._levels[place] - sigma))
+        place = next(iter(ahead or places), nearest)
+        self._last = evaluation, place, sigma
+        return min(place, self.steps - 1)
+
+    def _fits(self, place: int, sigma: float) -> bool:
+        """Whether `sigma` is the level at `place`, or lies between that and the next one."""
+        if self._reaches(place, sigma):
+            return True
+        ends = self._levels[place : place + 2]
+        return min(ends) < sigma < max(ends) and not self._reaches(place + 1, sigma)
+
+    def _reaches(self, place: int, sigma: float) -> bool:
+        return place < len(self._levels) and self._is(self._levels[place], sigma)
+
+    def _is(self, level: float, sigma: float) -> bool:
+        return abs(level - sigma) <= self.TOLERANCE * abs(sigma)
 
 
 @dataclass

@@ -106,7 +106,8 @@ class Session:
     def begin_pass(self, sigma: float, device: torch.device, transformer_options: dict[str, Any]) -> ModelPass:
         """A forward pass at noise level `sigma` starts on `device`."""
         self.record.begin_pass(start_timer(device), device)
-        model_pass = ModelPass(self, self._schedule.step(sigma), transformer_options, self.evaluations)
+        step = self._schedule.step(sigma, self.evaluations)
+        model_pass = ModelPass(self, step, transformer_options, self.evaluations)
         with memory.unrecorded():  # these tensors live until the pass is through
             if self.dispatcher.guard is not None and model_passes.can_read_back(device):
                 model_pass.make_flag(device)

@@ -66,6 +66,22 @@ def test_float32_rounding_stays_in_its_step() -> None:
     assert [schedule.step(float(torch.tensor(sigma, dtype=torch.float32))) for sigma in sigmas[:-1]] == list(range(50))
 
 
+@pytest.mark.parametrize(
+    "levels", [[1.0, 0.8, 0.6, 0.9, 0.7, 0.3, 0.0], [0.9, 0.5, 0.5, 0.9, 0.5, 0.2], [0.2, 0.2, 0.7, 0.4, 1.0]]
+)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_steps_follow_the_order_of_evaluations_where_levels_rise_again_or_repeat(
+    levels: list[float], passes: int
+) -> None:
+    schedule, numbers = Schedule(levels), iter(range(1, 100))
+    for _ in range(2):  # packs sample a schedule twice within one sampling
+        of_evaluations = [
+            [schedule.step(sigma, number) for _ in range(passes)]
+            for sigma, number in zip(levels[:-1], numbers, strict=False)
+        ]
+        assert of_evaluations == [[step] * passes for step in range(len(levels) - 1)]
+
+
 @pytest.mark.parametrize("measures", [False, True])
 @pytest.mark.parametrize("wanted", [False, True])
 def test_the_report_says_where_quality_was_not_measured(measures: bool, wanted: bool) -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 
+# Powers of 1 / x, where x^3 = x + 1: their multiples fill a square evenly, as those of the golden ratio fill a line.
+_OF_NUMBER, _OF_SAMPLE = 0.7548776662466927, 0.5698402909980532
+
 
 def spread(count: int, most: int, device: torch.device, *, sample: int = 0) -> torch.Tensor:
-    """At most `most` indices, evenly spread over range(count), int64; each `sample` has others.
+    """At most `most` indices, one from each of as many equal parts of range(count), int64; each `sample` has others.
 
-    The samples are shifted by multiples of the golden ratio, so that no two have the same indices soon.
+    Their places within the parts differ: evenly spaced tokens of a picture whose width divides the spacing would all be
+    of one column.
     """
-    shift = sample * (math.sqrt(5.0) - 1.0) / 2.0 % 1.0
     taken = min(count, most)
-    return ((torch.arange(taken, device=device, dtype=torch.float64) + shift) * (count / max(taken, 1))).long()
+    numbers = torch.arange(taken + 1, device=device)
+    ends = numbers * count // max(taken, 1)
+    shares = numbers[:-1].double().mul_(_OF_NUMBER).add_(sample * _OF_SAMPLE).frac_()
+    return ends[:-1] + (ends.diff() * shares).long()
 
 
 def exact_rows(

@@ -15,6 +15,7 @@ from ..autotune.auto_mode import with_mode
 from ..autotune.cost_model import TunedChoices
 from ..autotune.store import choices_of
 from ..autotune.timings import PEER, PLAIN, Candidate, Work
+from ..backends import hidden_keys
 from ..backends.base import Backend
 from ..block_mask import blocks_of
 from ..call.signature import ANY, IGNORED, NAMED, CallSignature, Routing, TensorForm, WorkKey
@@ -48,7 +49,7 @@ class CallPlan:
         self.backend = backend
         self.reason = reason
         self.work_key: WorkKey = signature.work_key
-        call = backend.bind(self.signature)
+        call = hidden_keys.bind(backend, self.signature)
         self.run = call.run
         self.prequantize = call.prequantize
 

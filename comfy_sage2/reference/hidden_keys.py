@@ -1,6 +1,8 @@
-"""Keys that a mask hides from every query and head of a batch entry: they enter no mean and no scale."""
+"""Keys that a mask hides from every query: they enter no mean and no scale."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -21,11 +23,50 @@ def hidden_keys(attn_mask: torch.Tensor | None) -> torch.Tensor | None:
         return None
     if attn_mask.shape[3] == 1:
         return None
-    row = attn_mask[:, 0, 0]
-    if row.dtype == torch.bool:
-        hidden = ~row
-    elif row.dtype == torch.float16:
-        hidden = row <= torch.finfo(torch.float16).min
-    else:
-        hidden = row.float() <= LOWEST_MASK_TERM / LOG2_E
+    hidden = ~_shows(attn_mask[:, 0, 0])
     return hidden & ~hidden.all(dim=1, keepdim=True)
+
+
+def has_rows(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a 4-D mask of this form has a row for each query or head, of numbers for each key."""
+    return shape[3] > 1 and any(shape[axis] > 1 and stride[axis] != 0 for axis in (1, 2))
+
+
+def keys_hidden_from_all_rows(attn_mask: torch.Tensor, q_length: int, *, is_causal: bool) -> torch.Tensor:
+    """Which keys a mask that `has_rows` hides from all queries of a head: bool (B | 1, Hq | 1, Nkv).
+
+    A row that holds nothing above the lowest number of its type attends to all that is finite in it: in a head with
+    such a row only minus infinity hides. Where a mask hides all keys of a head, none counts as hidden.
+
+    Args:
+        attn_mask: 4-D, as for `reference_attention`.
+        is_causal: query i sees keys 0 to i alone. What this alone hides counts as shown.
+    """
+    sizes = (1 if attn_mask.stride(axis) == 0 else attn_mask.shape[axis] for axis in (0, 1, 2))
+    mask = attn_mask[tuple(slice(size) for size in sizes)]
+    if is_causal:
+        below = torch.ones(q_length, mask.shape[3], dtype=torch.bool, device=mask.device).tril_()
+        beyond = ~below.any(dim=0)
+        mask = mask & below if mask.dtype == torch.bool else mask.masked_fill(~below, -torch.inf)
+        hidden = _hidden_columns(mask)
+        hidden &= ~beyond
+    else:
+        hidden = _hidden_columns(mask)
+    return hidden & ~hidden.all(dim=2, keepdim=True)
+
+
+def _hidden_columns(mask: torch.Tensor) -> torch.Tensor:
+    if mask.dtype == torch.bool:
+        return ~mask.any(dim=2)
+    largest_of_rows, largest = mask.amax(dim=3), mask.amax(dim=2)
+    is_uniform = ~_shows(largest_of_rows) & (largest_of_rows > -torch.inf)
+    return (largest == -torch.inf) | (~_shows(largest) & ~is_uniform.any(dim=2, keepdim=True))
+
+
+def _shows(mask: torch.Tensor) -> torch.Tensor:
+    """Where a mask does not hide: bool of its shape."""
+    if mask.dtype == torch.bool:
+        return mask
+    if mask.dtype == torch.float16:
+        return ~(mask <= torch.finfo(torch.float16).min)
+    return ~(mask.float() <= LOWEST_MASK_TERM / LOG2_E)

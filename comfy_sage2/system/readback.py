@@ -24,6 +24,10 @@ class Readback:
             self._copied = torch.cuda.Event()
             self._copied.record(torch.cuda.current_stream(values.device))
 
+    def has_arrived(self) -> bool:
+        """Whether nobody would wait for the values that were copied last."""
+        return self._copied is None or self._copied.query()
+
     def values(self) -> list[float]:
         """The values that were copied last; waits for them."""
         if self._copied is not None:

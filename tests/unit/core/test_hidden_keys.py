@@ -63,6 +63,78 @@ def test_the_error_is_that_of_a_call_without_them(mode: str, dtype: torch.dtype,
     assert (lse - expected_lse).abs().max() < 0.5
 
 
+def rows_of(kind: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A mask with a row a query or head, and which keys (2, 4, KEYS) it hides from all queries of a head."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.rand(2, 4, 1, KEYS, generator=generator) < 0.5
+    rows = torch.rand(2, 4, 150, KEYS, generator=generator) < 0.5
+    if kind == "query":  # the same for all heads and batch entries
+        hidden, rows = hidden[:1, :1].expand(2, 4, -1, -1), rows[:1, :1]
+    elif kind == "head":
+        rows = torch.ones(2, 4, 1, 1, dtype=torch.bool)
+    return rows & ~hidden[: rows.shape[0], : rows.shape[1]], hidden[:, :, 0]
+
+
+@each_mode
+@pytest.mark.parametrize("kind", ["query", "head", "query and head"])
+@pytest.mark.parametrize("form", [torch.bool, torch.float32, "lowest"], ids=str)
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+def test_keys_that_a_mask_of_rows_hides_from_all_leave_no_trace(
+    fresh_seed: int, mode: str, kind: str, form: Any, layout: str
+) -> None:
+    q, k, v = inputs()
+    attends, hidden = rows_of(kind, fresh_seed)
+    hidden = hidden.unflatten(1, (2, 2)).all(dim=2)[..., None]  # from both queries' heads of a head of k
+    mask = attends
+    if form != torch.bool:
+        hiding = torch.finfo(torch.float32).min if form == "lowest" else -math.inf
+        mask = torch.zeros(attends.shape).masked_fill(~attends, hiding)
+    choices: dict[str, Any] = {"mode": mode, "attn_mask": mask, "return_lse": True, "layout": layout}
+
+    def run(content: float) -> tuple[torch.Tensor, torch.Tensor]:
+        noise = torch.randn_like(k) * content
+        filled = [q, torch.where(hidden, noise, k), torch.where(hidden, noise, v)]
+        if layout == "BNHD":
+            filled = [tensor.transpose(1, 2) for tensor in filled]
+        out, lse = comfy_sage2.attention(*filled, **choices)
+        return (out if layout == "BHND" else out.transpose(1, 2)), lse
+
+    wanted = run(0.0)
+    expected, expected_lse = oracle(q, k, v, attn_mask=attends)
+    assert relative_l1(wanted[0], expected) < (0.3 if mode == "4b" else 0.08)
+    assert (wanted[1] - expected_lse).abs().max() < 0.5
+    for content in (30.0, 1e4, math.nan):
+        out, lse = run(content)
+        assert torch.equal(out, wanted[0]) and torch.equal(lse, wanted[1])
+
+
+def test_a_mask_of_rows_that_is_written_to_is_read_anew() -> None:
+    q, k, v = inputs()
+    mask = torch.ones(150, KEYS, dtype=torch.bool)
+    comfy_sage2.attention(q, k, v, attn_mask=mask)
+    mask[:, 100:] = False
+    loud = torch.cat([k[:, :, :100], k[:, :, 100:] * 1e4], dim=2)
+    wanted = comfy_sage2.attention(q, k, v, attn_mask=mask)
+    assert torch.equal(comfy_sage2.attention(q, loud, v, attn_mask=mask), wanted)
+    mask[:, 100:] = True
+    expected, _ = oracle(q, k, v)
+    assert relative_l1(comfy_sage2.attention(q, k, v, attn_mask=mask), expected) < 0.08
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_row_of_the_lowest_number_alone_attends_to_keys_that_others_do_not(is_causal: bool) -> None:
+    q, k, v = inputs()
+    lowest = torch.finfo(torch.float32).min
+    mask = torch.zeros(150, KEYS)
+    mask[:, :50] = lowest
+    if not is_causal:  # else the first 50 rows see nothing else
+        mask[7] = lowest
+    v[:, :, :50] += 5.0
+    expected, _ = oracle(q, k, v, attn_mask=mask, is_causal=is_causal)
+    found = comfy_sage2.attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+    assert relative_l1(found[:, :, :50], expected[:, :, :50]) < 0.1
+
+
 @each_mode
 def test_a_mask_that_hides_all_hides_none(mode: str) -> None:
     """A row of the lowest number alone is uniform; one of False alone is empty."""

@@ -1,0 +1,130 @@
+"""Calls whose mask has a row a query or head: what lies in keys that it hides from all queries leaves no trace.
+
+The kernels see such keys in padding masks alone. Here K and V get the mean of the other keys in their place, which
+changes no mean and no scale.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ..call.signature import CallSignature, TensorForm
+from ..call.tensors import NO_TENSORS, OptionalTensors, mask_4d
+from ..options import EXACT
+from ..reference.hidden_keys import has_rows, keys_hidden_from_all_rows
+from ..system.readback import Readback
+from .base import Attend, Backend, BoundCall, Result
+
+_MOST_MASKS = 64
+
+
+def bind(backend: Backend, signature: CallSignature) -> BoundCall:
+    """Calls of `signature`, which is settled, by `backend`, without traces of hidden keys where it quantizes."""
+    call = backend.bind(signature)
+    if signature.options.mode == EXACT or backend.is_peer or signature.attn_mask is None:
+        return call
+    missing = 4 - len(signature.attn_mask.shape)
+    shape = (1,) * missing + tuple(signature.attn_mask.shape)
+    stride = (0,) * missing + tuple(signature.attn_mask.stride)
+    return WithoutHiddenKeys(backend, signature, call) if has_rows(shape, stride) else call
+
+
+class WithoutHiddenKeys(BoundCall):
+    """Calls of one signature whose mask has a row a query or head."""
+
+    def __init__(self, backend: Backend, signature: CallSignature, call: BoundCall) -> None:
+        """call: of `backend`, bound to `signature`."""
+        self._backend, self._signature, self._call = backend, signature, call
+        self._of_copies: BoundCall | None = None
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
+        call, k, v = self._without_hidden_keys(k, v, optional)
+        return call.run(q, k, v, optional)
+
+    def prequantize(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS
+    ) -> Attend | None:
+        call, k, v = self._without_hidden_keys(k, v, optional)
+        return call.prequantize(q, k, v, optional)
+
+    def _without_hidden_keys(
+        self, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors
+    ) -> tuple[BoundCall, torch.Tensor, torch.Tensor]:
+        """Who computes the call, and k and v for it: those given where the mask is known to hide no key."""
+        given, mask = optional.attn_mask, mask_4d(optional.attn_mask)
+        assert given is not None and mask is not None
+        options = self._signature.options
+        if _masks.hides_none(given, is_causal=options.is_causal):
+            return self._call, k, v
+        hidden = keys_hidden_from_all_rows(mask, self._signature.q_length, is_causal=options.is_causal)
+        _masks.note(given, hidden, is_causal=options.is_causal)
+        if _masks.hides_none(given, is_causal=options.is_causal):  # known at once on the CPU
+            return self._call, k, v
+        if self._of_copies is None:
+            copies = TensorForm.contiguous(self._signature.k.shape, k.dtype, k.device)
+            self._of_copies = self._backend.bind(self._signature._replace(k=copies, v=copies))
+        kv_heads = self._signature.kv_heads
+        if hidden.shape[1] not in (1, kv_heads):
+            hidden = hidden.unflatten(1, (kv_heads, -1)).all(dim=2)
+        hidden = hidden[..., None]
+        if options.layout == "BNHD":
+            hidden = hidden.transpose(1, 2)
+        tokens = options.layout.index("N")
+        return self._of_copies, _with_means(k, hidden, tokens), _with_means(v, hidden, tokens)
+
+
+def _with_means(x: torch.Tensor, hidden: torch.Tensor, tokens: int) -> torch.Tensor:
+    """A contiguous copy of `x`, whose `hidden` tokens, of its axis `tokens`, are the mean of the others."""
+    shown = x.masked_fill(hidden, 0.0)
+    share = hidden.logical_not().float().mean(dim=tokens, keepdim=True)
+    mean = (shown.mean(dim=tokens, keepdim=True, dtype=torch.float32) / share).to(x.dtype)
+    mean = mean.masked_fill(~mean.isfinite(), 0.0)  # the sum of numbers near the end of their range
+    return torch.where(hidden, mean, shown).contiguous()
+
+
+class _Masks:
+    """Which of the masks seen last hide a key from all queries; nobody waits for the device to know.
+
+    A mask is known by its memory, for as long as that lives. Writes to inference tensors cannot be seen: one that hid
+    no key before is then still taken for such a mask. Calls with other masks look at theirs each time.
+    """
+
+    def __init__(self) -> None:
+        self._hides: OrderedDict[Hashable, Readback] = OrderedDict()
+
+    def hides_none(self, mask: torch.Tensor, *, is_causal: bool) -> bool:
+        """Whether `mask` is known to hide no key; never of a captured graph, whose replays may have other values."""
+        if _is_capturing(mask):
+            return False
+        hides = self._hides.get(_identity(mask, is_causal))
+        return hides is not None and hides.has_arrived() and not any(hides.values())
+
+    def note(self, mask: torch.Tensor, hidden: torch.Tensor, *, is_causal: bool) -> None:
+        """Remember whether any key is `hidden`, once that has arrived."""
+        if _is_capturing(mask):
+            return
+        identity = _identity(mask, is_causal)
+        if identity in self._hides:
+            return
+        hides = Readback(1, torch.bool, mask.device)
+        hides.start(hidden.any())
+        self._hides[identity] = hides
+        while len(self._hides) > _MOST_MASKS:
+            self._hides.popitem(last=False)
+
+
+def _is_capturing(mask: torch.Tensor) -> bool:
+    return mask.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _identity(mask: torch.Tensor, is_causal: bool) -> Hashable:
+    version = None if mask.is_inference() else mask._version
+    place = StorageWeakRef(mask.untyped_storage()), mask.storage_offset()
+    return *place, mask.shape, mask.stride(), mask.dtype, version, is_causal
+
+
+_masks = _Masks()

@@ -37,6 +37,7 @@ from .torch_attention import DO_NOT_FIT, CallTensors, autocast, in_four_dimensio
 NOT_CALLED = (
     "the attention module did not call scaled_dot_product_attention: set the model's attention backend to 'native'"
 )
+WHICH_MODEL = "pass a diffusers transformer or UNet, for example `pipeline.transformer`"
 HEADS_DIFFER = "[SA-201] q and k have different head counts without enable_gqa"
 DEFAULTS = AttentionOptions(mode=AUTO, pv_accumulator=AUTO)  # as those of the SageAttention2 node
 # `when` -> what becomes of another package's attention that was measured to be faster: of `signature.PEER_RULES`.
@@ -91,8 +92,7 @@ class Patch:
                 module.forward = forward
         if not self._forwards:
             raise ValueError(
-                f"{type(model).__name__} has no attention modules (modules with a `processor`): "
-                "pass a diffusers transformer or UNet, for example `pipeline.transformer`"
+                f"{type(model).__name__} has no attention modules (modules with a `processor`): {WHICH_MODEL}"
             )
 
     def undo(self) -> None:
@@ -341,9 +341,11 @@ def patch(
         The patch: a context manager whose `undo` restores the model and whose `summary` says what ran.
 
     Raises:
-        TypeError: an unknown option.
+        TypeError: `transformer` is no module, such as a whole pipeline, or an unknown option.
         ValueError: an unknown mode, `when` or backend, or a model without attention modules.
     """
+    if not isinstance(transformer, torch.nn.Module):
+        raise TypeError(f"transformer must be a torch.nn.Module, got {type(transformer).__name__}: {WHICH_MODEL}")
     chosen = AttentionOptions.of_model(DEFAULTS if options is None else options, choices)
     check_choice("when", when, _WHEN)
     if backend is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,8 +135,15 @@ def test_bad_options(transformer: Any, options: dict[str, Any], message: str) ->
 
 
 def test_model_without_attention() -> None:
-    with pytest.raises(ValueError, match="no attention modules"):
+    with pytest.raises(ValueError, match=r"no attention modules .*`pipeline\.transformer`"):
         patch(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("given", [SimpleNamespace(transformer=torch.nn.Linear(2, 2)), None, "Wan"], ids=repr)
+def test_what_is_no_module(given: Any) -> None:
+    """A whole pipeline is the usual one: the error names the part of it that is meant."""
+    with pytest.raises(TypeError, match=r"got (SimpleNamespace|NoneType|str): .*`pipeline\.transformer`"):
+        patch(given)
 
 
 @pytest.fixture

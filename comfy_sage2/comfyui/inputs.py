@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from .settings import Settings
 if TYPE_CHECKING:
     from comfy_api.latest import io
 
+_MOST_NAMES = 20  # of inputs that a node does not have; one of another version lacks fewer
 _OF_A_MODEL = ("clone", "get_wrappers", "load_device", "model_options")  # of ComfyUI's ModelPatcher
 
 
@@ -30,12 +31,17 @@ def read_inputs(node: type[io.ComfyNode], given: Mapping[str, Any]) -> tuple[dic
     schema = node.define_schema()
     kinds = {node_input.id: str(node_input.io_type) for node_input in schema.inputs}
     values = {name: checked_input(kinds[name], name, value) for name, value in given.items() if name in kinds}
-    unknown = [quoted(name) for name in dict.fromkeys((*given, *_names_in_prompt(node.hidden))) if name not in kinds]
-    if not unknown:
-        return values, ()
-    if len(unknown) == 1:
-        return values, (f"{schema.display_name} has no input {unknown[0]}; it was ignored",)
-    return values, (f"{schema.display_name} has no inputs {', '.join(unknown)}; they were ignored",)
+    unknown = [name for name in dict.fromkeys((*given, *_names_in_prompt(node.hidden))) if name not in kinds]
+    return values, _note_on(schema.display_name, unknown)
+
+
+def _note_on(node: str, unknown: Sequence[str]) -> tuple[str, ...]:
+    """Names the inputs that `node` does not have, in a line whatever a prompt brings; empty where there are none."""
+    if len(unknown) < 2:
+        return tuple(f"{node} has no input {quoted(name)}; it was ignored" for name in unknown)
+    names = ", ".join(map(quoted, unknown[:_MOST_NAMES]))
+    others = f" and {len(unknown) - _MOST_NAMES} others" if len(unknown) > _MOST_NAMES else ""
+    return (f"{node} has no inputs {names}{others}; they were ignored",)
 
 
 def _names_in_prompt(hidden: Any) -> Iterable[str]:

@@ -127,6 +127,13 @@ def test_inputs_that_the_node_does_not_have_are_named(server: ComfyServer) -> No
         assert set(lines) <= set(text.splitlines()), text
 
 
+def test_thousands_of_inputs_that_the_node_does_not_have_get_a_short_line(server: ComfyServer) -> None:
+    prompt = sampling("wan", sage("loader"), steps=1)
+    prompt["sage"]["inputs"] |= {f"{'x' * 1000}{number}": 1 for number in range(3000)}
+    line = server.run(prompt).outputs["sage"]["text"][0].splitlines()[-1]
+    assert line.endswith(" and 2980 others; they were ignored") and len(line) < 2000, line
+
+
 @pytest.mark.parametrize(
     ("name", "value", "shown", "default"),
     [

@@ -88,23 +88,20 @@ else:
 class SageAttention2Extension(ComfyExtension):
     """Lists the nodes of this pack."""
 
-    async def on_load(self) -> None:
-        """Called by ComfyUI before it asks for the nodes."""
-        if IMPORTED:
-            from comfy.model_management import get_torch_device
-
-            from comfy_sage2.comfyui.node_status import add_route
-            from comfy_sage2.comfyui.ready import ready_line
-
-            add_route()
-            log.info("SageAttention2: %s", ready_line(get_torch_device()))
-
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES
 
 
 async def comfy_entrypoint() -> SageAttention2Extension:
-    """Called by ComfyUI once it has imported the pack."""
+    """Called by ComfyUI once it has imported the pack; older versions call no `on_load` of an extension."""
+    if IMPORTED:
+        from comfy.model_management import get_torch_device
+
+        from comfy_sage2.comfyui.node_status import add_route
+        from comfy_sage2.comfyui.ready import ready_line
+
+        add_route()
+        log.info("SageAttention2: %s", ready_line(get_torch_device()))
     return SageAttention2Extension()
 
 

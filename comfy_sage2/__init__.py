@@ -3,7 +3,7 @@
 import sys as _sys
 
 __version__ = "1.0.0"
-__all__ = ["BlockMask", "Sparse", "UnsupportedError", "__version__", "attention", "explain"]
+__all__ = ["AttentionOptions", "BlockMask", "Sparse", "UnsupportedError", "__version__", "attention", "explain"]
 
 
 def _refuse_a_second_copy() -> None:
@@ -22,6 +22,7 @@ try:
     from .attention import attention, explain
     from .block_mask import BlockMask
     from .dispatch.registry import UnsupportedError
+    from .options import AttentionOptions
     from .sparsity.declared import Sparse
 except Exception as error:  # no torch, or whatever an unusual one raises
     # The loader of the kernels and the doctor work all the same, and ComfyUI's nodes say what is missing.

@@ -58,7 +58,7 @@ def test_wrong_values(call: Any, choices: Any, error: type[Exception], message: 
 
 def test_options_and_keywords_together() -> None:
     q, k, v = (torch.randn(1, 2, 40, 16) for _ in range(3))
-    options = AttentionOptions("4b", smooth_v=True, return_lse=True)
+    options = comfy_sage2.AttentionOptions("4b", smooth_v=True, return_lse=True)
     out, lse = comfy_sage2.attention(q, k, v, options=options, is_causal=True)
     named = comfy_sage2.attention(q, k, v, mode="4b", smooth_v=True, is_causal=True)
     assert lse.shape == (1, 2, 40)

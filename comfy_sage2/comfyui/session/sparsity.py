@@ -128,12 +128,11 @@ class BlockSparsity:
 
     def _attend(
         self, call: AttentionCall, dense: CallPlan, optional: OptionalTensors, site: CallSite, model_pass: ModelPass
-    ) -> torch.Tensor | str | None:
-        """The output, or why all blocks are to be computed; None where the user chose that."""
+    ) -> torch.Tensor | str:
+        """The output, or why all blocks are to be computed."""
         if dense.options.mode == EXACT:
-            if dense.reason is None:
-                return None
-            return f"[SA-318] an exact attention computes them and leaves out no key blocks: {dense.reason}"
+            text = "[SA-318] an exact attention computes them and leaves out no key blocks"
+            return text if dense.reason is None else f"{text}: {dense.reason}"
         reason = self._reason_against_call(call, model_pass, site)
         if reason is not None:
             return reason

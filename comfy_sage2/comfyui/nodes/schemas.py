@@ -92,13 +92,13 @@ def sage_attention_2() -> io.Schema:
             _switch(
                 "smooth_v",
                 "Subtracts the mean of each value channel before it rounds the values. Helps models whose values lie "
-                "far from zero.",
+                "far from zero. Changes nothing in precise and exact, which do not round values.",
                 "smooth values",
             ),
             _combo(
                 "sparse",
                 "Skips the key blocks that matter least in long videos. light is the closest to the full result, "
-                "strong gives another video of the same prompt.",
+                "strong gives another video of the same prompt. Skips nothing in exact.",
             ),
             OPTIONS.Input("options", optional=True, tooltip="From SageAttention2 Options, for everything else."),
         ],

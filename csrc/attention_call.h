@@ -41,10 +41,11 @@ struct CallSignature {
   BlockMaskLayout block_mask;
   int64_t batch, q_heads, kv_heads, q_length, kv_length;
   int head_dim;
-  int element;          // of q, k, v and out: 2 fp16, 3 bf16, 4 fp32
-  int mode;             // Mode
-  bool rotate;          // Q and K, after smoothing; in 4 bits Q of rotated heads has a scale for each token
-  bool rotate_by_head;  // with `rotate`: of those heads alone that gain by it (common/rotation_choice.cuh)
+  int element;           // of q, k, v and out: 2 fp16, 3 bf16, 4 fp32
+  int mode;              // Mode
+  bool rotate;           // Q and K, after smoothing; in 4 bits Q of rotated heads has a scale for each token
+  bool rotate_by_head;   // with `rotate`: of those heads alone that gain by it (common/rotation_choice.cuh)
+  bool rotate_as_given;  // with `rotate`: of those heads alone that kRotatedHeads names
   bool smooth_v, causal;
   bool has_lse;
   int pv;              // PvFormat
@@ -69,10 +70,12 @@ enum Operand : int {
   kBlockMask,      // as BlockMaskLayout says
   kInvalidBlocks,  // int32, set to 1 when the block mask has an entry that is skipped and else left alone; may be left
                    // out
+  kRotatedHeads,   // int32 (batch, kv_heads), contiguous: whether a head is rotated. Read with `rotate_as_given`;
+                   // written with `rotate_by_head`, where it may be left out
   kOperands
 };
-constexpr const char* kOperandNames[] = {"q",   "k",         "v",    "out",        "workspace",
-                                         "lse", "nonfinite", "mask", "block_mask", "invalid_blocks"};
+constexpr const char* kOperandNames[] = {
+    "q", "k", "v", "out", "workspace", "lse", "nonfinite", "mask", "block_mask", "invalid_blocks", "rotated_heads"};
 static_assert(sizeof kOperandNames / sizeof *kOperandNames == kOperands, "every operand has a name");
 
 // By Operand; 0: not given.

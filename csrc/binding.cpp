@@ -116,6 +116,7 @@ PYBIND11_MODULE(_C, module) {
            "images that this module cannot launch.")
       .def_property_readonly_static("abi_version", [](const py::object&) { return kAbiVersion; })
       .def_property_readonly_static("rotates_by_head", [](const py::object&) { return true; })
+      .def_property_readonly_static("rotates_as_given", [](const py::object&) { return true; })
       .def_property_readonly("architecture", [](const Kernels& self) { return self.build.architecture; })
       .def_property_readonly("target", [](const Kernels& self) { return self.build.target; })
       .def_property_readonly("toolchain", [](const Kernels& self) { return self.build.toolchain; })

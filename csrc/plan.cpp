@@ -31,10 +31,12 @@ Plan::Plan(const CallSignature& call, std::shared_ptr<const Kernels> kernels, in
            OperandSet attention_reads)
     : call_(call), kernels_(std::move(kernels)), workspace_bytes_(workspace_bytes), attention_reads_(attention_reads) {
   const OperandSet of_both = only(kWorkspace, workspace_bytes != 0) | only(kMask, call.has_mask());
-  used_[kPreparation] = of_both | kInputs | only(kBlockMask, call.has_block_mask());
+  used_[kPreparation] =
+      of_both | kInputs | only(kBlockMask, call.has_block_mask()) | only(kRotatedHeads, call.rotate_as_given);
   used_[kAttentionPhase] = of_both | attention_reads | only(kOut) | only(kLse, call.has_lse);
   used_[kWholeCall] = used_[kPreparation] | used_[kAttentionPhase];
-  known_ = used_[kWholeCall] | only(kWorkspace) | only(kNonfinite) | only(kInvalidBlocks, call.has_block_mask());
+  known_ = used_[kWholeCall] | only(kWorkspace) | only(kNonfinite) | only(kInvalidBlocks, call.has_block_mask()) |
+           only(kRotatedHeads, call.rotate_by_head);
 }
 
 std::string Plan::description() const {
@@ -43,7 +45,8 @@ std::string Plan::description() const {
                      number(call_.element) + ", batch " + number(call_.batch) + ", heads " + number(call_.q_heads) +
                      " and " + number(call_.kv_heads) + ", lengths " + number(call_.q_length) + " and " +
                      number(call_.kv_length) + ", head_dim " + number(call_.head_dim);
-  if (call_.rotate) text += call_.rotate_by_head ? ", rotated by the head" : ", rotated";
+  if (call_.rotate)
+    text += call_.rotate_by_head ? ", rotated by the head" : call_.rotate_as_given ? ", rotated as given" : ", rotated";
   if (call_.smooth_v) text += ", smooth V";
   if (call_.causal) text += ", causal";
   if (call_.has_mask()) text += ", mask of element " + number(call_.mask.element);

@@ -118,6 +118,7 @@ constexpr Keyword kKeywords[] = {
     field<&CallSignature::block_mask, &BlockMaskLayout::batch_stride>("block_mask_batch_stride", kOptional),
     field<&CallSignature::block_mask, &BlockMaskLayout::head_stride>("block_mask_head_stride", kOptional),
     field<&CallSignature::rotate_by_head>("rotate_by_head", kOptional),
+    field<&CallSignature::rotate_as_given>("rotate_as_given", kOptional),
     field<&CallSignature::has_lse>("has_lse", kOptional),
 };
 #undef TENSOR_KEYWORDS
@@ -230,7 +231,7 @@ PyObject* run_plan(PyObject* self, PyObject* const* values, Py_ssize_t positiona
 PyMethodDef run_method = {
     "run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&run_plan)), METH_FASTCALL | METH_KEYWORDS,
     "run($self, q, k, v, out, workspace, stream, lse=0, nonfinite=0, mask=0, block_mask=0, invalid_blocks=0,\n"
-    "    phase=0)\n--\n\n"
+    "    rotated_heads=0, phase=0)\n--\n\n"
     "Enqueue the call, or one phase of it, on the stream. All arguments are integers: addresses, 0 where the operand "
     "is not given, the stream's handle, and the phase (0 the whole call, 1 its preparation, 2 its attention phase).\n\n"
     "TypeError for what is no such integer; ValueError for operands that are missing, misplaced or not this plan's; "

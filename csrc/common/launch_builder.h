@@ -51,7 +51,9 @@ inline const char* element_name(int element) {
 }
 
 inline Rotates rotates(const CallSignature& call) {
-  return call.rotate_by_head ? Rotates::by_head : call.rotate ? Rotates::always : Rotates::never;
+  if (call.rotate_by_head) return Rotates::by_head;
+  if (call.rotate_as_given) return Rotates::as_given;
+  return call.rotate ? Rotates::always : Rotates::never;
 }
 // Whether the mask, the same for all queries and heads, may hide keys (common/hidden_keys.cuh).
 inline bool may_hide_keys(const CallSignature& call) {

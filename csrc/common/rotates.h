@@ -3,8 +3,8 @@
 
 namespace common {
 
-// Of rotate="auto" those that gain by it (common/rotation_choice.cuh). Kernels of the first two are compiled for them;
-// kernels of the third learn it of each head, or take any call.
-enum class Rotates { never, always, by_head };
+// By head those that gain by it (common/rotation_choice.cuh), as given those that an operand of the call names. Kernels
+// of the first two are compiled for them; others learn it of each head, or take any call.
+enum class Rotates { never, always, by_head, as_given };
 
 }  // namespace common

@@ -104,6 +104,8 @@ inline void validate(const CallSignature& call, const BuildInfo& build) {
     require_choice("pv", call.pv, kFormats, build.pv_formats, build);
   }
   require(call.rotate || !call.rotate_by_head, "rotate_by_head must be False in a call without rotate");
+  require(call.rotate || !call.rotate_as_given, "rotate_as_given must be False in a call without rotate");
+  require(!call.rotate_by_head || !call.rotate_as_given, "rotate_as_given must be False in a call with rotate_by_head");
   constexpr Choice kAccumulators[] = {{32, "fp32", "32"}, {16, "fp16", "16"}};
   require_choice("pv_accumulator", call.pv_accumulator, kAccumulators, build.pv_accumulators, build);
   require((call.pv != kPvInt8 && call.pv != kPvMxfp8) || call.pv_accumulator == 32,

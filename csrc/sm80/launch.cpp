@@ -126,6 +126,7 @@ class Builder final : public LaunchBuilder<Workspace> {
     bind(params.k, fields, kK, call_.k);
     fields.bind(params.k_mean, kWorkspace, workspace_.k_mean);
     fields.bind(params.rotated, kWorkspace, workspace_.rotated);
+    fields.bind(params.rotated_heads, kRotatedHeads);
     if (may_hide_keys(call_)) bind_hidden_keys(params, fields);
     params.sizes = all_sizes_;
     params.score_bits = score_bits(call_.mode);
@@ -145,6 +146,7 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.other_product = call_.mode == kPrecise ? has_v_scale(product_) : product_ == PvProduct::int8;
     if (may_hide_keys(call_)) bind_hidden_keys(params, fields);
     if (call_.rotate_by_head) fields.bind(params.rotated, kWorkspace, workspace_.rotated);
+    if (call_.rotate_as_given) fields.bind(params.rotated, kRotatedHeads);
     params.rotates = rotates(call_);
     launch(prepare_, "quantize_" + mode_ + "_" + element_, workspace_.quantize_grid, kQuantizeThreads, 0, params,
            fields);

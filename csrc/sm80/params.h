@@ -38,8 +38,9 @@ struct StatisticsParams {
 struct RotationParams {
   Strided q, k;
   const float* k_mean;
-  const int* shown;  // where the mask may hide keys
-  int* rotated;      // (slices)
+  const int* shown;    // where the mask may hide keys
+  int* rotated;        // (slices)
+  int* rotated_heads;  // the same for the caller, or null
   Mask mask;
   Sizes sizes;
   int score_bits, padding;
@@ -54,7 +55,7 @@ struct QuantizeParams {
   float* q_mean;       // (q slices, query blocks, channels) when Q is smoothed
   float* lse_shift;    // (q slices, q_length): scale * q . mean(K), or null
   const int* shown;    // (slices): keys that the mask does not hide, or null: it cannot hide keys
-  const int* rotated;  // (slices), where the call rotates by the head
+  const int* rotated;  // (slices), where heads are rotated each by itself
   Mask mask;           // whose hidden keys are zeros
   Sizes sizes;
   i64 query_tiles, key_tiles;  // of all slices: blocks of the grid for Q, K and again key_tiles for V, in this order

@@ -325,7 +325,7 @@ __device__ __forceinline__ void quantize(const QuantizeParams& p) {
   using Numbers = Quantize<kHeadDim, kBits, T>;
   using Tensors = QuantizedTensors<kHeadDim, T>;
   const auto format_of = [&](i64 slice) {
-    return HeadFormat<kBits>(p.rotates == Rotates::by_head ? p.rotated[slice] != 0 : p.rotates == Rotates::always);
+    return HeadFormat<kBits>(p.rotated ? p.rotated[slice] != 0 : p.rotates == Rotates::always);
   };
   const i64 block = blockIdx.x;
   if (block < p.query_tiles) {

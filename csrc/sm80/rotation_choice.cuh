@@ -39,7 +39,9 @@ __device__ __forceinline__ void choose_rotation(const RotationParams& p) {
   GroupSample sample{};
   if (lane < kSampledGroups) sample = samples[lane];
   const bool gains = rotation_gains(sample, p.score_bits);
-  if (lane == 0) p.rotated[bh] = gains;
+  if (lane != 0) return;
+  p.rotated[bh] = gains;
+  if (p.rotated_heads) p.rotated_heads[bh] = gains;
 }
 
 }  // namespace sm80

@@ -135,6 +135,7 @@ class Builder final : public LaunchBuilder<Workspace> {
     set_query_sizes(params);
     params.score_bits = score_bits(call_.mode);
     params.rotates = rotates(call_);
+    if (call_.rotate_by_head) fields.bind(params.rotated_heads, kRotatedHeads);
   }
 
   // What the one pass and the attention kernel leave.
@@ -187,6 +188,7 @@ class Builder final : public LaunchBuilder<Workspace> {
   void set_quantization(ChoosingQuantizeParams& params, RunFields& fields) const {
     set_quantization(static_cast<QuantizeParams&>(params), fields);
     fields.bind(params.choices, kWorkspace, workspace_.choices);
+    if (call_.rotate_as_given) fields.bind(params.rotated_heads, kRotatedHeads);
     params.rotates = rotates(call_);
   }
 
@@ -266,7 +268,7 @@ class Builder final : public LaunchBuilder<Workspace> {
     if (call_.causal) return kernel_for(with_bias ? MaskPolicy::causal | kAnyBias : MaskPolicy::causal, standard);
     if (quantizes_q())
       return kernel_for(with_bias ? MaskPolicy::key_bias | MaskPolicy::padding : MaskPolicy::none,
-                        call_.rotate_by_head ? Variant::rotating_prologue : Variant::fused_prologue);
+                        may_rotate(call_) ? Variant::rotating_prologue : Variant::fused_prologue);
     if (is_of_few_keys() && with_bias)  // the bits of the whole call
       return kernel_for(MaskPolicy::key_bias | MaskPolicy::padding, Variant::after_prologue);
     const bool narrow = !precise() && head_dim_ == 64 && !wide();

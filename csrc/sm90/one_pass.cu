@@ -215,12 +215,14 @@ __device__ __forceinline__ void prepare_keys(const ChoosingOnePassParams& params
   __syncthreads();
   const int shown_of_head = shown.of_head;
   hidden.all_but(shown_of_head);
-  bool rotated = statistics.rotates == Rotates::always;
+  bool rotated;
   if (statistics.rotates == Rotates::by_head) {
     __shared__ ChoiceScratch choice;
     rotated = choose_rotation<T, kLanes>(statistics, bh, scratch.means, hidden, choice);
+  } else {
+    rotated = is_rotated_without_choice(params.quantize, bh.index);
   }
-  if (writes && own == 0) tell_choices(statistics.choices[bh.index], shown_of_head, rotated);
+  if (writes && own == 0) tell_choices(statistics, bh.index, shown_of_head, rotated);
   cluster_arrive();
   quantize_held_keys<T, kLanes>(params.quantize, bh, held, length, lanes, scratch, hidden, shown,
                                 FormatOfHead<8>{rotated}, prepared);

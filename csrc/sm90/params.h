@@ -112,6 +112,7 @@ struct ChoosingStatisticsParams : StatisticsParams {
   int q_heads, q_length;
   int score_bits;
   Rotates rotates;
+  int* rotated_heads;  // (batch * kv_heads): of those that choose, which they told the caller; or null
 };
 
 struct QuantizeParams {
@@ -134,6 +135,7 @@ struct QuantizeParams {
 
 struct ChoosingQuantizeParams : QuantizeParams {
   const HeadChoices* choices;
+  const int* rotated_heads;  // (batch * kv_heads): as given
   Rotates rotates;
   int more_padding;
 };

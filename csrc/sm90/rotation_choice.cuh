@@ -75,14 +75,20 @@ __device__ __forceinline__ bool choose_rotation(const ChoosingStatisticsParams& 
   return scratch.rotated;
 }
 
-// Tells kernels that run beside this one. For one thread.
-__device__ __forceinline__ void tell_choices(HeadChoices& choices, int shown, bool rotated) {
+// Tells kernels that run beside this one, and the caller. For one thread.
+__device__ __forceinline__ void tell_choices(const ChoosingStatisticsParams& params, int kv_index, int shown,
+                                             bool rotated) {
   const HeadChoices told{shown, rotated ? kRotated : kNotRotated};
-  st_release_u64(&choices, __builtin_bit_cast(u64, told));
+  st_release_u64(&params.choices[kv_index], __builtin_bit_cast(u64, told));
+  if (params.rotated_heads) params.rotated_heads[kv_index] = rotated;
+}
+// Whether a head is rotated of which no statistics have to tell it.
+__device__ __forceinline__ bool is_rotated_without_choice(const ChoosingQuantizeParams& params, int kv_index) {
+  return params.rotates == Rotates::as_given ? params.rotated_heads[kv_index] != 0 : params.rotates == Rotates::always;
 }
 // Of a head whose statistics are made.
 __device__ __forceinline__ bool is_rotated(const ChoosingQuantizeParams& params, int kv_index) {
-  if (params.rotates != Rotates::by_head) return params.rotates == Rotates::always;
+  if (params.rotates != Rotates::by_head) return is_rotated_without_choice(params, kv_index);
   return params.choices[kv_index].rotation == kRotated;
 }
 // Of kernels whose mask may hide keys, behind the statistics.
@@ -94,7 +100,7 @@ __device__ __forceinline__ HiddenKeys hidden_keys(const ChoosingQuantizeParams& 
 // The same of a head whose statistics may be made by a kernel that runs beside this one: waits for them, where they
 // choose. For all threads of a block.
 __device__ __forceinline__ bool wait_for_rotation(const ChoosingQuantizeParams& params, int kv_index) {
-  if (params.rotates != Rotates::by_head) return params.rotates == Rotates::always;
+  if (params.rotates != Rotates::by_head) return is_rotated_without_choice(params, kv_index);
   int rotation = kUndecided;
   if (threadIdx.x == 0) {
     while (rotation == kUndecided)

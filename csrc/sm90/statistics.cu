@@ -191,7 +191,7 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
   if constexpr (kChooses) {
     __shared__ float means[kMaxHeadDim];
     __shared__ ChoiceScratch scratch;
-    bool rotated = params.rotates == Rotates::always;
+    bool rotated = false;
     if (params.rotates == Rotates::by_head) {
       means[own] = own < params.head_dim ? total_of(kSumK) / tokens() : 0.f;
       __syncthreads();
@@ -199,7 +199,7 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
       hidden.all_but(static_cast<int>(shown));
       rotated = choose_rotation<T>(params, BatchHead(bh, params.kv_heads), means, hidden, scratch);
     }
-    if (block == 0 && own == 0) tell_choices(params.choices[bh], static_cast<int>(shown), rotated);
+    if (block == 0 && own == 0) tell_choices(params, bh, static_cast<int>(shown), rotated);
   }
   if (block == 0 && own < params.head_dim) {
     float total[kCount];

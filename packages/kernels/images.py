@@ -24,6 +24,7 @@ plan = _kernels.plan
 pooled_tail_plan = _kernels.pooled_tail_plan
 pv_accumulators = _kernels.pv_accumulators
 pv_formats = _kernels.pv_formats
+rotates_as_given = _kernels.rotates_as_given
 rotates_by_head = _kernels.rotates_by_head
 target = _kernels.target
 toolchain = _kernels.toolchain
@@ -45,6 +46,7 @@ __all__ = [
     "pooled_tail_plan",
     "pv_accumulators",
     "pv_formats",
+    "rotates_as_given",
     "rotates_by_head",
     "target",
     "toolchain",

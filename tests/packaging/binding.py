@@ -34,8 +34,8 @@ for view in ("q", "k", "v", "out"):
 ADDRESSES = dict(q=16, k=16, v=16, out=16, workspace=16, stream=77)
 for name in {cubins!r}:
     kernels.add_cubin(name, b"image bytes")
-def operands_of(mask_element=0, block_mask_key_blocks=0, has_lse=False, **_):
-    having = dict(lse=has_lse, mask=mask_element, block_mask=block_mask_key_blocks)
+def operands_of(mask_element=0, block_mask_key_blocks=0, has_lse=False, rotate_as_given=False, **_):
+    having = dict(lse=has_lse, mask=mask_element, block_mask=block_mask_key_blocks, rotated_heads=rotate_as_given)
     return {{name: 32 for name, has in having.items() if has}}
 def enqueue(phase=0, addresses={{}}, **changes):
     fields = {{**call, **changes}}

@@ -41,8 +41,8 @@ def test_the_lists_of_a_module_are_tuples(without_driver: Binding) -> None:
 
 
 def test_a_module_says_that_heads_are_rotated_each_by_itself(without_driver: Binding) -> None:
-    """A library that finds no such attribute does not give the field `rotate_by_head`."""
-    assert without_driver.run("print(kernels.rotates_by_head)") == "True"
+    """A library that finds no such attributes does not give the fields `rotate_by_head` and `rotate_as_given`."""
+    assert without_driver.run("print(kernels.rotates_by_head, kernels.rotates_as_given)") == "True True"
 
 
 @pytest.mark.skipif(Path("/usr/lib/x86_64-linux-gnu/libcuda.so.1").exists(), reason="this machine has a driver")
@@ -58,10 +58,11 @@ attempt(plan.run, **ADDRESSES)
 
 
 OPTIONAL = (
-    "pv", "rotate_by_head", "mask_element", "mask_batch_stride", "mask_head_stride", "mask_query_stride",
-    "mask_key_stride", "block_mask_key_blocks", "block_mask_batch_stride", "block_mask_head_stride", "has_lse",
+    "pv", "rotate_by_head", "rotate_as_given", "mask_element", "mask_batch_stride", "mask_head_stride",
+    "mask_query_stride", "mask_key_stride", "block_mask_key_blocks", "block_mask_batch_stride",
+    "block_mask_head_stride", "has_lse",
 )  # fmt: skip
-FLAGS = ("rotate", "rotate_by_head", "smooth_v", "causal", "has_lse")
+FLAGS = ("rotate", "rotate_by_head", "rotate_as_given", "smooth_v", "causal", "has_lse")
 INTEGERS = ("head_dim", "element", "mode", "pv", "pv_accumulator", "device", "mask_element")  # of 32 bits
 
 

@@ -270,6 +270,25 @@ assert maps[0] != maps[1]
 """)
 
 
+def test_rotated_heads_as_given_take_no_pass_that_chooses(hopper: Binding) -> None:
+    """The statistics are those of calls that rotate none. With few keys and without, in every mode."""
+    hopper.run(f"""{LOGGED}{LAUNCHED}
+given = dict(rotate=True, rotate_as_given=True)
+mask = dict(mask_element=1, mask_key_stride=1)
+for mode in {list(MODE_CODES.values())}:
+    for kv_length in (300, 2049, 9000):
+        for more in (dict(), dict(has_lse=True), mask):
+            plain, found = (launched(mode=mode, kv_length=kv_length, **more, **rotate) for rotate in (dict(), given))
+            assert len(found) == len(plain), (found, plain)
+            for ours, theirs in zip(found, plain):
+                if "statistics" in ours or "delta" in ours:
+                    assert ours == theirs, (ours, theirs)
+                else:
+                    theirs = theirs.replace("_quantizing", "_rotating").replace("_choosing_", "_")
+                    assert ours.replace("_choosing_", "_") == theirs, (ours, theirs)
+""")
+
+
 @pytest.mark.parametrize(
     "fields",
     [

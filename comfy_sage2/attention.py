@@ -40,6 +40,7 @@ def attention(
     sparse: Sparse | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
+    rotated_heads: torch.Tensor | None = None,
     options: AttentionOptions | None = None,
     **choices: Any,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -64,6 +65,9 @@ def attention(
         backend: a name from `explain`; None picks the first accelerated one that can run, else "reference".
         nonfinite: one int32 on q's device, set to 1 when a value of the output is NaN or infinite and else left as it
             is, so that one of them can serve many calls; no call waits for the device.
+        rotated_heads: int32 (B, Hkv) on q's device, contiguous. With rotate="auto" the call writes 1 for each head that
+            it rotates and 0 for each other one; with rotate="given" it rotates the heads that are not 0, and looks at
+            no sample.
         options: the choices of `AttentionOptions`; None takes their defaults.
         choices: fields of `AttentionOptions` by name, over those of `options`: mode="4b", return_lse=True.
 
@@ -76,14 +80,14 @@ def attention(
         ValueError: shapes, strides, devices or options that do not fit; the message names the argument.
         UnsupportedError: a ValueError; the backend asked for cannot run this call, and why.
     """
-    optional = OptionalTensors.of(attn_mask, block_mask, nonfinite)
+    optional = OptionalTensors.of(attn_mask, block_mask, nonfinite, rotated_heads)
     if backend is not None and not isinstance(backend, str):
         registry.get(backend)  # raises: neither the cache of plans nor an operator could hold it
     if sparse is not None:
         chosen = _options(options, choices) if choices or options is None else options
         blocks = _block_mask(sparse, q, k, v, chosen, optional)
         if blocks is not None and sparse.tail:
-            return _with_tail(q, k, v, blocks, backend, nonfinite, chosen)
+            return _with_tail(q, k, v, blocks, backend, optional, chosen)
         if blocks is not None:
             optional = optional._replace(block_mask=blocks.lists)
     if has_observer(q, k, v, attn_mask):
@@ -129,7 +133,7 @@ def _with_tail(
     v: torch.Tensor,
     block_mask: BlockMask,
     backend: str | None,
-    nonfinite: torch.Tensor | None,
+    optional: OptionalTensors,
     options: AttentionOptions,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """A call with a block mask whose other key blocks take part by means of their tokens."""
@@ -140,7 +144,8 @@ def _with_tail(
             v,
             block_mask=block_mask,
             backend=backend,
-            nonfinite=nonfinite,
+            nonfinite=optional.nonfinite,
+            rotated_heads=optional.rotated_heads,
             options=options,
             return_lse=True,
         )
@@ -150,8 +155,8 @@ def _with_tail(
             return tensor if options.layout == "BHND" else tensor.transpose(1, 2)
 
         add_tail_(heads_first(q), heads_first(k), heads_first(v), heads_first(out), lse, block_mask, scale=scale)
-        if nonfinite is not None:  # the call with the mask has not read the values of the other blocks
-            nonfinite.masked_fill_(~out.isfinite().all(), 1)
+        if optional.nonfinite is not None:  # the call with the mask has not read the values of the other blocks
+            optional.nonfinite.masked_fill_(~out.isfinite().all(), 1)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
         out, lse = without_gradient(out, lse, q, k, v)
     return (out, lse) if options.return_lse else out
@@ -179,6 +184,7 @@ def explain(
     attn_mask: torch.Tensor | None = None,
     block_mask: BlockMask | None = None,
     backend: str | None = None,
+    rotated_heads: torch.Tensor | None = None,
     options: AttentionOptions | None = None,
     **choices: Any,
 ) -> dict[str, str | None]:
@@ -187,7 +193,7 @@ def explain(
     Takes the arguments of `attention` that decide it and raises its errors for bad input; with `backend` only that one
     is listed. `block_mask` is read, which waits for the device: an invalid entry is a ValueError that names it.
     """
-    optional = OptionalTensors.of(attn_mask, block_mask, None)
+    optional = OptionalTensors.of(attn_mask, block_mask, None, rotated_heads)
     signature = CallSignature.of(q, k, v, AttentionOptions.of(options, choices), optional)
     check_call(signature)
     check_flags(optional, q.device)

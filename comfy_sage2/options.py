@@ -8,7 +8,8 @@ from typing import Any
 
 from .text import quoted
 
-ROTATIONS = ("auto", "on", "off")
+ROTATIONS = ("auto", "on", "off")  # of a user; a caller who keeps what a call chose has GIVEN, too
+GIVEN = "given"
 _LARGEST_SCALE = 3.4028234663852886e38  # of float32, in which the kernels get it
 
 
@@ -60,7 +61,8 @@ class AttentionOptions:
             by it in a sample of their tokens (`quantize.rotation_choice`), "on" or True in all, "off" or False in none:
             the paper's numerics. It halves the error where a few channels are loud, and that of "4b" nearly everywhere,
             where every token of Q then has its own scale; smooth channels lose by it. With "auto" a call
-            takes 10 to 60 us longer than with "off" on an H100.
+            takes 10 to 60 us longer than with "off" on an H100; "given" takes what an earlier call chose, in the tensor
+            `rotated_heads`, and spares that.
         pv: what P and V are rounded to in "8b" and "4b": "fp8" (E4M3), "fp16", "int8" (P relative to its largest in
             each block of 64 keys, whole sums), "mxfp8" (fp8 by block-scaled products, whose FP32 sums have the full
             rate on RTX 50), where a backend has it; "auto" takes the one that suits the GPU.
@@ -79,7 +81,7 @@ class AttentionOptions:
     layout: str = _option("BHND", choices=("BHND", "BNHD"), per_call=True)
     return_lse: bool = _option(False, per_call=True)
     pv_accumulator: str = _option("fp32", choices={"fp32": 32, "fp16": 16, "auto": None}, argument="pv_accumulator")
-    rotate: str = _option("auto", choices={"auto": True, "on": True, "off": False}, argument="rotate")
+    rotate: str = _option("auto", choices={"auto": True, "on": True, "off": False, GIVEN: True}, argument="rotate")
     pv: str = _option("auto", choices={"auto": 0, "fp8": 1, "fp16": 2, "int8": 3, "mxfp8": 4}, argument="pv")
 
     def __post_init__(self) -> None:

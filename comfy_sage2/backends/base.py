@@ -13,6 +13,8 @@ from ..autotune.accumulators import resolved
 from ..call.signature import CallSignature
 from ..call.tensors import NO_TENSORS, OptionalTensors
 
+NO_ROTATED_HEADS = "[SA-214] it neither takes nor gives the rotated heads: leave out `rotated_heads` here"
+
 # The output in the layout of the options, and the LSE (B, Hq, Nq) float32 when they ask for it, else None.
 Result = tuple[torch.Tensor, torch.Tensor | None]
 # Ends a call whose q, k and v are quantized.
@@ -67,6 +69,10 @@ class Backend(ABC):
         """Whether calls in `mode` are this backend's business; where not, nothing is said about it."""
         return True
 
+    def takes_rotated_heads(self) -> bool:
+        """Whether it takes and gives the rotated heads of a call (`OptionalTensors.rotated_heads`)."""
+        return False
+
     def least_skipped(self, mode: str) -> float:
         """The share of skipped blocks from which on a call with lists takes less time than a dense one in `mode`."""
         return 0.0
@@ -84,7 +90,10 @@ class Backend(ABC):
             reason = constraint.check(signature)
             if reason is not None:
                 return reason
-        return self.availability()
+        reason = self.availability()
+        if reason is None and signature.rotated_heads is not None and not self.takes_rotated_heads():
+            reason = NO_ROTATED_HEADS
+        return reason
 
     def settled(self, signature: CallSignature) -> CallSignature:
         """`signature`, against which there is no reason, with this backend's choice wherever its options say "auto"."""

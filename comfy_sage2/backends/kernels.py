@@ -55,6 +55,10 @@ class KernelBackend(Backend):
         module = loader.load(self.name)
         return tuple(Variant(mode, *product) for mode in module.modes for product in _products(module, mode))
 
+    def takes_rotated_heads(self) -> bool:
+        """As `Backend.takes_rotated_heads`; KernelUnavailable without a module."""
+        return bool(getattr(loader.load(self.name), "rotates_as_given", False))
+
     def least_skipped(self, mode: str) -> float:
         return self._least_skipped[mode]
 

@@ -63,15 +63,18 @@ class Launches:
         Raises:
             RuntimeError: a failure of the driver.
         """
-        mask, lists, nonfinite, invalid = map(_address, optional)
+        mask, lists, nonfinite, invalid, rotated = map(_address, optional)
         stream = current_stream(workspace.device)
         q, k, v = qkv
+        operands: tuple[int, ...]
         operands = q, k, v, _address(out), workspace.data_ptr(), stream, _address(lse), nonfinite, mask, lists, invalid
+        if rotated:  # else left out, for modules that have no such operand
+            operands = *operands, rotated
         if len(self.parts) == 1:
             self.parts[0].plan.run(*operands, phase=phase)
             return
         for plan, offsets in self.parts:
-            plan.run(*(start and start + offset for start, offset in zip(operands, offsets, strict=True)), phase=phase)
+            plan.run(*(start and start + offset for start, offset in zip(operands, offsets, strict=False)), phase=phase)
 
 
 def parts_of(module: ModuleType, signature: CallSignature, views: Views) -> tuple[Part, ...]:
@@ -111,7 +114,8 @@ def _offsets(signature: CallSignature, views: Views, entry: int, kv_head: int) -
     q, k, v = bytes_to(views.q, head, size), bytes_to(views.k, kv_head, size), bytes_to(views.v, kv_head, size)
     out, lse = bytes_to(views.out, head, size), (entry * signature.q_heads + head) * signature.q_length * 4
     mask = bytes_to(views.mask, head, 0 if mask_dtype is None else mask_dtype.itemsize)
-    return q, k, v, out, 0, 0, lse, 0, mask, bytes_to(views.block_mask, head, 2), 0
+    rotated = (entry * signature.kv_heads + kv_head) * 4
+    return q, k, v, out, 0, 0, lse, 0, mask, bytes_to(views.block_mask, head, 2), 0, rotated
 
 
 def _most(count: int, fits: Callable[[int], bool]) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from ..block_mask import blocks_of
 from ..call.signature import CallSignature
-from ..options import AttentionOptions
+from ..options import AUTO, GIVEN, AttentionOptions
 from .readable import padded_channels
 
 # As in csrc/attention_call.h.
@@ -64,8 +64,10 @@ def plan_fields(signature: CallSignature, views: Views, batch: int, kv_heads: in
         **option_fields(signature.options),
         "has_lse": signature.options.return_lse,
     }
-    if signature.options.rotate == "auto":
+    if signature.options.rotate == AUTO:
         told["rotate_by_head"] = True
+    elif signature.options.rotate == GIVEN:
+        told["rotate_as_given"] = True
     if views.block_mask is not None:
         told["block_mask_key_blocks"] = blocks_of(signature.kv_length)
         told["block_mask_batch_stride"], told["block_mask_head_stride"] = views.block_mask

@@ -13,7 +13,9 @@ from ..call.tensors import OptionalTensors, mask_4d
 from ..options import AUTO, EXACT
 from ..reference.attention import reference_attention
 from ..reference.exact import exact_attention
+from ..reference.hidden_keys import hidden_keys
 from ..reference.options import ReferenceOptions
+from ..reference.preparation import heads_that_gain
 from .base import Backend, BoundCall, BoundTensors, Constraint, Result, empty_output, flag_nonfinite
 from .constraints import option_is
 
@@ -34,6 +36,9 @@ class ReferenceBackend(Backend):
     name = "reference"
     accelerated = False
     constraints: tuple[Constraint, ...] = (Constraint("pv", _product),)
+
+    def takes_rotated_heads(self) -> bool:
+        return True
 
     def settled(self, signature: CallSignature) -> CallSignature:
         """With the accumulators of the GPU, where its kernels would have them for the format."""
@@ -67,6 +72,9 @@ class ReferenceCall(BoundTensors):
             )
         else:
             numerics = ReferenceOptions.of(options, dtype=q.dtype)
+            rotated = optional.rotated_heads
+            if rotated is not None and options.rotate == AUTO:
+                rotated.copy_(heads_that_gain(q, k, numerics, hidden_keys(mask)))
             result, lse = reference_attention(
                 q,
                 k,
@@ -76,6 +84,7 @@ class ReferenceCall(BoundTensors):
                 is_causal=options.is_causal,
                 attn_mask=mask,
                 active_blocks=live,
+                rotated_heads=None if rotated is None else rotated.ne(0),
             )
         out = empty_output(q, options.layout).copy_(_within_range(result, q.dtype))
         if optional.nonfinite is not None:

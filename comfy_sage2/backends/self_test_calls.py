@@ -17,7 +17,7 @@ import torch
 from ..block_mask import BlockMask
 from ..call.signature import CallSignature, TensorForm
 from ..call.tensors import OptionalTensors
-from ..options import AUTO, FLOAT_PV, AttentionOptions
+from ..options import AUTO, FLOAT_PV, GIVEN, AttentionOptions
 from ..reference.exact import exact_attention
 from .kernel_call import broadcast_strides
 from .launches import Launches
@@ -113,6 +113,14 @@ CASES = (
         "head_dim 64, key mask, rotated by head", 2, 1, 140, 1090, 64, torch.float16,
         AttentionOptions(return_lse=True, rotate="auto"), mask="keys",
     ),
+    Case(
+        "head_dim 128, few keys, half of the heads rotated", 4, 2, 140, 300, 128, torch.float16,
+        AttentionOptions(rotate=GIVEN),
+    ),
+    Case(
+        "head_dim 64, half of the heads rotated", 4, 2, 140, 1090, 64, torch.bfloat16,
+        AttentionOptions(return_lse=True, rotate=GIVEN), batch=2,
+    ),
     Case("infinite value", 1, 1, 64, 64, 64, torch.float16, _UNROTATED, broken=True),
 )  # fmt: skip
 
@@ -140,12 +148,16 @@ def run(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -
         generator = torch.Generator("cpu").manual_seed(_SEED)  # the random numbers of the process stay as they are
         calls = [
             _Call(module, inputs, variant)
-            for inputs in [_Inputs(case, generator, device) for case in CASES]
+            for inputs in [_Inputs(case, generator, device) for case in CASES if _takes(module, case)]
             for variant in variants
             if variant.mode != "precise" or inputs.case.dtype != torch.float32
         ]
         problems = ((call.name, next(call.problems(), None)) for call in calls)
         return Result(len(calls), [f"{name}: {problem}" for name, problem in problems if problem is not None])
+
+
+def _takes(module: ModuleType, case: Case) -> bool:
+    return case.options.rotate != GIVEN or getattr(module, "rotates_as_given", False)
 
 
 def _room(shape: Sequence[int], dtype: torch.dtype, layout: str, device: str | torch.device = "cpu") -> torch.Tensor:
@@ -222,7 +234,11 @@ class _Call:
         options = replace(case.options, mode=variant.mode, pv_accumulator=variant.pv_accumulator, pv=variant.pv)
         self._nonfinite = torch.zeros(1, dtype=torch.int32, device=device)
         self._invalid = torch.zeros(1, dtype=torch.int32, device=device) if case.lists else None
-        optional = OptionalTensors(inputs.mask, inputs.lists, self._nonfinite, self._invalid)
+        rotated = None
+        if options.rotate == GIVEN:
+            flags = torch.arange(case.batch * case.kv_heads, dtype=torch.int32, device="cpu").remainder(2)
+            rotated = flags.view(case.batch, case.kv_heads).to(device)
+        optional = OptionalTensors(inputs.mask, inputs.lists, self._nonfinite, self._invalid, rotated)
         q, k, v = (room[:, :, :-1] for room in inputs.rooms)
         signature = CallSignature.of(q, k, v, options, optional)
         self._room = _room(inputs.out.shape, case.dtype, options.layout, device)

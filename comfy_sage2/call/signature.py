@@ -101,8 +101,8 @@ class CallSignature(NamedTuple):
         options: the caller's, in which "auto" may still stand. In a plan's own signature nothing is left open.
         routing: who may compute the call.
         q, k, v: in the layout of the options.
-        attn_mask, block_mask: as in `OptionalTensors`, None where the call has none. The flags that a call may set are
-            no part of it: whether there is one changes nothing but an address.
+        attn_mask, block_mask, rotated_heads: as in `OptionalTensors`, None where the call has none. The flags that a
+            call may set are no part of it: whether there is one changes nothing but an address.
     """
 
     options: AttentionOptions
@@ -112,6 +112,7 @@ class CallSignature(NamedTuple):
     v: TensorForm
     attn_mask: TensorForm | None = None
     block_mask: TensorForm | None = None
+    rotated_heads: TensorForm | None = None
 
     @classmethod
     def of(
@@ -137,6 +138,7 @@ class CallSignature(NamedTuple):
                 TensorForm(v.shape, v.stride(), v.dtype, v.device),
                 None if optional.attn_mask is None else TensorForm.of(optional.attn_mask),
                 None if optional.block_mask is None else TensorForm.of(optional.block_mask),
+                None if optional.rotated_heads is None else TensorForm.of(optional.rotated_heads),
             )
         except (AttributeError, TypeError):
             require_tensors(q, k, v)

@@ -42,19 +42,26 @@ class OptionalTensors(NamedTuple):
             as it is, without a wait for the device.
         invalid_blocks: one int32 on q's device that becomes 1 when an entry of `block_mask` is not valid and else stays
             as it is, without a wait for the device.
+        rotated_heads: int32 (B, Hkv) on q's device, contiguous: 1 for each head that is rotated, else 0. Read with
+            rotate="given"; with "auto" the call writes to it what it chooses.
     """
 
     attn_mask: torch.Tensor | None = None
     block_mask: torch.Tensor | None = None
     nonfinite: torch.Tensor | None = None
     invalid_blocks: torch.Tensor | None = None
+    rotated_heads: torch.Tensor | None = None
 
     @classmethod
     def of(
-        cls, attn_mask: torch.Tensor | None, block_mask: BlockMask | None, nonfinite: torch.Tensor | None
+        cls,
+        attn_mask: torch.Tensor | None,
+        block_mask: BlockMask | None,
+        nonfinite: torch.Tensor | None,
+        rotated_heads: torch.Tensor | None = None,
     ) -> OptionalTensors:
         """From the arguments of `attention`; TypeError, naming the argument, for what is no tensor."""
-        if attn_mask is None and block_mask is None and nonfinite is None:
+        if attn_mask is None and block_mask is None and nonfinite is None and rotated_heads is None:
             return NO_TENSORS
         require_mask(attn_mask)
         if attn_mask is not None and overrides_torch(attn_mask):
@@ -65,13 +72,16 @@ class OptionalTensors(NamedTuple):
                 "one with BlockMask(tensor) or BlockMask.from_dense(block_mask)"
             )
         invalid = None if block_mask is None else block_mask.invalid
-        for name, flag in (("nonfinite", nonfinite), ("block_mask.invalid", invalid)):
+        flags = (("nonfinite", nonfinite), ("block_mask.invalid", invalid), ("rotated_heads", rotated_heads))
+        for name, flag in flags:
             if flag is not None and not isinstance(flag, torch.Tensor):
                 raise TypeError(f"[SA-209] {name} must be an int32 tensor, got {type(flag).__name__}")
-        return cls(attn_mask, None if block_mask is None else block_mask.lists, nonfinite, invalid)
+        lists = None if block_mask is None else block_mask.lists
+        return cls(attn_mask, lists, nonfinite, invalid, rotated_heads)
 
 
-WRITTEN = ("nonfinite", "invalid_blocks")  # those that a call writes to
+FLAGS = ("nonfinite", "invalid_blocks")
+WRITTEN = (*FLAGS, "rotated_heads")  # those that a call writes to, which chooses rotated heads
 NO_TENSORS = OptionalTensors()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from ..block_mask import BLOCK_TOKENS, blocks_of
+from ..options import AUTO, GIVEN
 from .signature import CallSignature, TensorForm
 from .tensors import OptionalTensors
 
@@ -33,6 +34,7 @@ def check_call(signature: CallSignature) -> None:
         check_mask(signature.attn_mask, target, q.device)
     if signature.block_mask is not None:
         check_block_mask(signature.block_mask, target, q.device)
+    check_rotated_heads(signature)
 
 
 def check_tensors(q: TensorForm, k: TensorForm, v: TensorForm, layout: str) -> None:
@@ -103,6 +105,34 @@ def _check_flag(name: str, flag: torch.Tensor, device: torch.device) -> None:
             f"[SA-209] {name} must be one element on q's device {device}, got shape {tuple(flag.shape)} on "
             f"{flag.device}"
         )
+
+
+def check_rotated_heads(signature: CallSignature) -> None:
+    """Check that the flags of rotated heads fit the call and its option `rotate`; no value is read.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: another shape or device, none with rotate="given", or some with a choice that has no use for them.
+    """
+    rotate, flags = signature.options.rotate, signature.rotated_heads
+    if flags is None:
+        if rotate == GIVEN:
+            raise ValueError("[SA-213] rotated_heads must be a tensor with rotate='given', got None")
+        return
+    if rotate not in (GIVEN, AUTO):
+        raise ValueError(f"[SA-213] rotated_heads must be None with rotate={rotate!r}, got a tensor")
+    if flags.dtype != torch.int32:
+        raise TypeError(f"[SA-213] rotated_heads must be an int32 tensor, got {flags.dtype}")
+    wanted = TensorForm.contiguous(torch.Size((signature.batch, signature.kv_heads)), torch.int32, signature.device)
+    if flags.shape != wanted.shape or flags.device != wanted.device:
+        raise ValueError(
+            f"[SA-213] rotated_heads must be of shape (batch, kv_heads) = {tuple(wanted.shape)} on q's device "
+            f"{wanted.device}, got {tuple(flags.shape)} on {flags.device}"
+        )
+    if any(
+        size > 1 and step != dense for size, step, dense in zip(flags.shape, flags.stride, wanted.stride, strict=True)
+    ):
+        raise ValueError(f"[SA-213] rotated_heads must be contiguous, got strides {flags.stride}")
 
 
 def check_mask(mask: TensorForm, target: Target, device: torch.device) -> None:

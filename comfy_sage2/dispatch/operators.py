@@ -11,9 +11,9 @@ from torch.autograd import forward_ad
 
 from ..backends.base import Result
 from ..call.signature import CallSignature, Routing, require_tensors
-from ..call.tensors import WRITTEN, OptionalTensors
+from ..call.tensors import FLAGS, WRITTEN, OptionalTensors
 from ..call.validation import check_flags
-from ..options import AttentionOptions
+from ..options import AUTO, AttentionOptions
 from .plan import CallPlan, Refusal, plan
 
 NO_TANGENT = (
@@ -130,7 +130,8 @@ def observed(
     require_tensors(q, k, v)
     refuse_tangents(q, k, v, optional.attn_mask)
     inputs = [tensor for tensor in (q, k, v, optional.attn_mask) if tensor is not None]
-    writes = any(getattr(optional, name) is not None for name in WRITTEN)
+    written = WRITTEN if options.rotate == AUTO else FLAGS
+    writes = any(getattr(optional, name) is not None for name in written)
     operator = _writing_attention_op if writes else _attention_op
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         with torch.no_grad():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NoReturn
 
@@ -20,7 +20,7 @@ from ..backends.base import Backend
 from ..block_mask import blocks_of
 from ..call.signature import ANY, IGNORED, NAMED, CallSignature, Routing, TensorForm, WorkKey
 from ..call.validation import check_call
-from ..options import EXACT, AttentionOptions
+from ..options import AUTO, EXACT, GIVEN, AttentionOptions
 from . import registry
 from .registry import UnsupportedError
 
@@ -151,10 +151,10 @@ def _faster_exact(signature: CallSignature, chosen: Backend, choices: TunedChoic
     options = signature.options
     rival = Candidate(PLAIN)
     if options.mode != EXACT:
-        rival = Candidate.of(chosen.name, _resolved(signature))
+        rival = Candidate.of(chosen.name, _timed_as(signature._replace(options=_resolved(signature))))
         options = options.without_quantization()
     routing = Routing(signature.routing.backend, accelerated_only=True)
-    exact = plan(signature._replace(options=options, routing=routing))
+    exact = plan(signature._replace(options=options, routing=routing, rotated_heads=None))
     if isinstance(exact, Refusal):
         return None
     work = Work.of(exact.signature)
@@ -179,7 +179,7 @@ def _beside_peers(signature: CallSignature, chosen: Backend, planned: CallPlan, 
     timed = {peer.backend: choices.seconds(peer, work) for peer in faster}
     reasons = [] if planned.reason is None else [planned.reason]
     for name in sorted(timed, key=lambda name: timed[name] or 0.0):
-        if registry.get(name).reason_against(signature) is not None:
+        if registry.get(name).reason_against(signature._replace(rotated_heads=None)) is not None:
             continue
         is_no_less_exact = choices.is_no_less_exact(Candidate(name, PEER), mine, work.head_dim)
         how = "no less exact" if is_no_less_exact else "less exact"
@@ -189,7 +189,7 @@ def _beside_peers(signature: CallSignature, chosen: Backend, planned: CallPlan, 
             )
             continue
         reason = f"[SA-319] {name}, {how} than {mine.words}, was measured to be faster, and computes this call"
-        return CallPlan(signature._replace(routing=Routing(name)), registry.get(name), reason)
+        return CallPlan(signature._replace(routing=Routing(name), rotated_heads=None), registry.get(name), reason)
     return CallPlan(planned.signature, planned.backend, "; ".join(reasons)) if reasons else planned
 
 
@@ -212,7 +212,29 @@ def _candidate(planned: CallPlan) -> Candidate:
     """What the calls of a plan are timed as."""
     if planned.backend.is_peer:
         return Candidate(planned.backend.name, PEER)
-    return Candidate.of(planned.backend.name, planned.options)
+    return Candidate.of(planned.backend.name, _timed_as(planned.signature))
+
+
+def _timed_as(signature: CallSignature) -> AttentionOptions:
+    """The options of settled calls as their time is predicted.
+
+    Who takes the heads that a call chooses has later ones planned anew, where some are rotated. Most have none.
+    """
+    keeps_choice = signature.options.rotate == AUTO and signature.rotated_heads is not None
+    return replace(signature.options, rotate="off") if keeps_choice else signature.options
+
+
+def rotated_plan(chooses: CallPlan, *, some: bool, reconsiders: bool = False) -> CallPlan | Refusal:
+    """The plan of the calls of `chooses`, which give their rotated heads, once these are known.
+
+    some: there are such heads, or may be: the call gets them. Else none is rotated.
+    reconsiders: another attention may replace it, as the routing of `chooses` allows; else the backend stays.
+    """
+    call = chooses.signature
+    flags = call.rotated_heads if some else None
+    options = replace(call.options, rotate=GIVEN if some else "off")
+    routing = call.routing if reconsiders else Routing(chooses.backend.name)
+    return plan(call._replace(options=options, routing=routing, rotated_heads=flags))
 
 
 def listed_plan(dense: CallPlan) -> CallPlan | Refusal:

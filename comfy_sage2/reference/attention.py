@@ -25,6 +25,7 @@ def reference_attention(
     is_causal: bool = False,
     attn_mask: torch.Tensor | None = None,
     active_blocks: torch.Tensor | None = None,
+    rotated_heads: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantized attention with the numerics of `options`, in memory O(N D) plus one block.
 
@@ -38,6 +39,8 @@ def reference_attention(
         active_blocks: None, or bool (B | 1, Hq | 1, Tq, Tk): which blocks of 128 keys each block of 128 queries attends
             to. Steps keep the order of `options`. On a CPU those that no head and no query of a row block needs are not
             computed; elsewhere all are, so that nobody waits for the device.
+        rotated_heads: None, or bool (B, Hkv): which heads to rotate with rotate=None of `options`, in place of those
+            that gain.
 
     Returns:
         out (B, Hq, Nq, Dv) float32 and lse (B, Hq, Nq) float32, the natural log-sum-exp of the scaled scores.
@@ -46,7 +49,7 @@ def reference_attention(
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
     # Products of whole numbers in float32 are exact; under autocast they would be rounded to 16 bits.
     with torch.autocast(q.device.type, enabled=False):
-        prepared = prepare(q, k, v, options, hidden_keys(attn_mask))
+        prepared = prepare(q, k, v, options, hidden_keys(attn_mask), rotated_heads)
         outs, lses = [], []
         for rows in row_tiles(q, options):
             softmax = OnlineSoftmax(q.shape[0], q.shape[1], rows.stop - rows.start, prepared.v, options)

@@ -17,7 +17,7 @@ FP16_ACCUMULATOR_V_MAXIMUM = 2.25
 P_MAXIMUM_IN_HALVES = 448.0
 # What P is scaled to in the precise mode's FP16: below 65504 by more than the maximum of a row grows at a time.
 PRECISE_P_MAXIMUM = 64.0
-_ROTATIONS = {"off": False, "on": True, "auto": None}
+_ROTATIONS = {"off": False, "on": True, "auto": None, "given": None}
 _PRECISE_P_FORMATS = {torch.float16: FP16, torch.bfloat16: BF16, torch.float32: FP32}
 
 
@@ -28,9 +28,9 @@ class ReferenceOptions:
     qk_format: INT8, INT4, or for ablations a float format.
     groups: the tokens of Q and K that share a scale, and the block sizes.
     smooth_q, smooth_k, smooth_v: sections 3.1 and 3.4.
-    rotate: multiply Q and K by a Hadamard matrix after smoothing (`quantize.rotation`); None: the heads that gain
-        (`quantize.rotation_choice`). In INT4 rotated heads are INT4_CLIPPED, with a scale for each token of Q whatever
-        `groups` says of Q, if `clip_rotated`.
+    rotate: multiply Q and K by a Hadamard matrix after smoothing (`quantize.rotation`); None: in the heads that the
+        call names, or else in those that gain (`quantize.rotation_choice`). In INT4 rotated heads are INT4_CLIPPED,
+        with a scale for each token of Q whatever `groups` says of Q, if `clip_rotated`.
     p_format, v_format: E4M3, E5M2, INT8, FP16, BF16 or FP32.
     p_maximum, v_maximum: what P = 1 and V's channel maximum are scaled to; None is the largest of the format.
     v_powers_of_two: V's scales are rounded up to powers of two.

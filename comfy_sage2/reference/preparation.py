@@ -40,10 +40,12 @@ def prepare(
     v: torch.Tensor,
     options: ReferenceOptions,
     hidden: torch.Tensor | None = None,
+    rotated_heads: torch.Tensor | None = None,
 ) -> Prepared:
     """Smooth and quantize q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D) of any float dtype.
 
     hidden: None, or bool (B | 1, Nkv) of `hidden_keys`: keys whose K and V become zeros behind smoothing.
+    rotated_heads: None, or bool (B, Hkv): the heads to rotate with rotate=None, in place of those that gain.
     """
     q, k, v = q.float(), k.float(), v.float()
     whole_q = q
@@ -57,14 +59,7 @@ def prepare(
     k, v = without_hidden(k, hidden), without_hidden(v, hidden)
     plain, rotated = options.of_heads(rotated=False), options.of_heads(rotated=True)
     if options.rotate is None:
-        gains = rotation_gains(
-            whole_q,
-            k,
-            (plain.qk_format, rotated.qk_format),
-            (plain.groups, rotated.groups),
-            smooth_q=options.smooth_q,
-            hidden=hidden,
-        )
+        gains = _gains(whole_q, k, options, hidden) if rotated_heads is None else rotated_heads
         as_they_are, turned = _quantized(q, k, plain), _quantized(q, k, rotated)
         q_quantized = _chosen(gains.repeat_interleave(q.shape[1] // k.shape[1], dim=1), turned[0], as_they_are[0])
         k_quantized = _chosen(gains, turned[1], as_they_are[1])
@@ -78,6 +73,33 @@ def prepare(
         q_block_means=q_block_means,
         k_mean=k_mean,
         v_mean=v_mean,
+    )
+
+
+def heads_that_gain(
+    q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions, hidden: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Which heads of q (B, Hq, Nq, D) and k (B, Hkv, Nkv, D) rotate=None rotates: bool (B, Hkv).
+
+    hidden: as for `prepare`.
+    """
+    k = k.float()
+    if options.smooth_k:
+        k, _ = smooth_tokens(k, hidden)
+    return _gains(q.float(), without_hidden(k, hidden), options, hidden)
+
+
+def _gains(
+    q: torch.Tensor, k_smooth: torch.Tensor, options: ReferenceOptions, hidden: torch.Tensor | None
+) -> torch.Tensor:
+    plain, rotated = options.of_heads(rotated=False), options.of_heads(rotated=True)
+    return rotation_gains(
+        q,
+        k_smooth,
+        (plain.qk_format, rotated.qk_format),
+        (plain.groups, rotated.groups),
+        smooth_q=options.smooth_q,
+        hidden=hidden,
     )
 
 

@@ -146,13 +146,14 @@ def run(
     attn_mask: torch.Tensor | None = None,
     nonfinite: torch.Tensor | None = None,
     block_mask: torch.Tensor | None = None,
+    rotated_heads: torch.Tensor | None = None,
     **choices: Any,
 ) -> tuple[torch.Tensor, Any]:
     """One call: tensors in the layout of the choices, a 4-D mask, lists. Returns out and lse as `BoundCall.run`."""
     backend(name)
     if choices.get("mode") == "precise" and q.dtype == torch.float32:
         pytest.skip("mode precise takes tensors of 16 bits")
-    optional = OptionalTensors(attn_mask, block_mask, nonfinite)
+    optional = OptionalTensors(attn_mask, block_mask, nonfinite, None, rotated_heads)
     call = bound(name, q, k, v, optional, **choices)
     with _poisoned_allocations():
         return call.run(q, k, v, optional)

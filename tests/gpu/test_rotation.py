@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2.backends import launches
+from comfy_sage2.call.tensors import OptionalTensors
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.groups import ADA
 from comfy_sage2.quantize.quantizers import Quantized
@@ -17,7 +19,7 @@ from comfy_sage2.quantize.smoothing import smooth_blocks, smooth_tokens
 from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.reference.preparation import prepare
 
-from .builds import EXACT_BOUND, each_mode, exact, groups_of, random_qkv, relative_l1, run
+from .builds import EXACT_BOUND, backend, bound, each_mode, exact, groups_of, random_qkv, relative_l1, run
 
 pytestmark = pytest.mark.gpu
 
@@ -189,3 +191,66 @@ def test_auto_rotates_the_heads_that_gain(
             assert relative_l1(outs["auto"][batch, head], outs[chosen][batch, head]) < 1e-4
             if head // 2 in (1, 3) and head_dim not in (40, 96):  # the others may be near to the margin
                 assert chosen == ("on" if gains[batch, head // 2] else "off"), (batch, head)
+
+
+def _takes_rotated_heads(name: str) -> None:
+    if not backend(name).takes_rotated_heads():
+        pytest.skip("these kernels neither take nor give the rotated heads")
+
+
+@each_mode
+@pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
+@pytest.mark.parametrize("lengths", [(300, 200), (700, 1900), (130, 5000)], ids=str)
+@pytest.mark.parametrize("kind", ["plain", "lse", "causal", "padding"])
+def test_rotated_heads_are_given_back_and_taken(
+    name: str, mode: str, head_dim: int, lengths: tuple[int, int], kind: str, fresh_seed: int
+) -> None:
+    """Bit by bit: with what "auto" chose the output is that of "auto"; each head has that of "on", or of "off"."""
+    _takes_rotated_heads(name)
+    q, k, v = _heads_of_all_kinds(head_dim, *lengths, torch.bfloat16 if head_dim == 64 else torch.float16)
+    call: dict[str, Any] = {"mode": mode, "return_lse": kind == "lse", "is_causal": kind == "causal"}
+    if kind == "padding":
+        call["attn_mask"] = torch.arange(lengths[1], device="cuda").view(1, 1, 1, -1) < lengths[1] * 2 // 3
+    chosen = torch.full((2, 4), 7, dtype=torch.int32, device="cuda")
+    auto, auto_lse = run(name, q, k, v, rotate="auto", rotated_heads=chosen, **call)
+    assert chosen.unique().tolist() in ([0, 1], [1])
+    assert torch.equal(auto, run(name, q, k, v, rotate="auto", **call)[0])
+    given, given_lse = run(name, q, k, v, rotate="given", rotated_heads=chosen, **call)
+    assert torch.equal(given, auto)
+    assert (given_lse is None and auto_lse is None) or torch.equal(given_lse, auto_lse)
+    flags = torch.randint(2, (2, 4), dtype=torch.int32, device="cuda")
+    out, _ = run(name, q, k, v, rotate="given", rotated_heads=flags, **call)
+    outs = [run(name, q, k, v, rotate=rotate, **call)[0] for rotate in ("off", "on")]
+    for batch in range(2):
+        for head in range(8):
+            wanted = outs[int(flags[batch, head // 2])][batch, head]
+            # The attention kernel that rotates Q itself rounds another way in a row of some thousands.
+            assert int((out[batch, head] != wanted).any(1).sum()) <= 2, (batch, head)
+            assert relative_l1(out[batch, head], wanted) < 1e-4
+
+
+@each_mode
+@pytest.mark.parametrize("kv_length", [300, 5000])
+def test_parts_and_phases_get_their_rotated_heads(
+    name: str, mode: str, kv_length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _takes_rotated_heads(name)
+    q, k, v = _heads_of_all_kinds(128, 300, kv_length, torch.float16)
+    flags = torch.tensor([[0, 1, 1, 0], [1, 0, 1, 1]], dtype=torch.int32, device="cuda")
+    optional = OptionalTensors(rotated_heads=flags)
+    whole = bound(name, q, k, v, optional, mode=mode, rotate="given", return_lse=True)
+    wanted, wanted_lse = whole.run(q, k, v, optional)
+    attend = whole.prequantize(q, k, v, optional)
+    assert attend is not None
+    out, lse = attend()
+    assert relative_l1(out, wanted) < 1e-4  # Q is quantized elsewhere, and may round another way
+    assert torch.equal(lse, wanted_lse)
+    monkeypatch.setattr(launches, "WORKSPACE_BOUND", 1)
+    in_parts = bound(name, q, k, v, optional, mode=mode, rotate="given", return_lse=True)
+    out, lse = in_parts.run(q, k, v, optional)
+    assert torch.equal(out, wanted) and torch.equal(lse, wanted_lse)
+    told = [torch.zeros_like(flags) for _ in range(2)]
+    for heads in told:  # in parts, and at once
+        run(name, q, k, v, mode=mode, rotate="auto", rotated_heads=heads)
+        monkeypatch.undo()
+    assert torch.equal(*told)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from unit.core.reference_module import RUN_ARGUMENTS
+from unit.core.reference_module import run_arguments
 
 from comfy_sage2.autotune import cache_file
 from comfy_sage2.backends import self_test, self_test_calls
@@ -104,7 +104,7 @@ class FalsifiedPlan:
         self.attention_reads = plan.attention_reads
 
     def run(self, *given: int, phase: int) -> None:
-        arguments = dict(zip(RUN_ARGUMENTS, (*given, phase), strict=True))
+        arguments = run_arguments(given, phase)
         self._falsified.change(arguments)
         self._plan.run(**arguments)
         self._falsified.after({**self._fields, **arguments})

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import torch
-from reference_module import RUN_ARGUMENTS, ReferenceModule
+from reference_module import RUN_ARGUMENTS, ReferenceModule, run_arguments
 
 from comfy_sage2.backends.kernel_call import KernelCall
 from comfy_sage2.call.signature import CallSignature
@@ -27,7 +27,7 @@ class RecordedPlan:
 
     def run(self, *given: int, phase: int) -> None:
         call: dict[str, Any] = {**self.fields, **dict.fromkeys(RUN_ARGUMENTS, 0)}
-        call.update(zip(RUN_ARGUMENTS, (*given, phase), strict=True))
+        call.update(run_arguments(given, phase))
         call["read"] = {name: ReferenceModule.tensor(name, call).clone() for name in "qkv" if call[name]}
         call["thread"] = threading.get_ident()
         self.recorder.calls.append(call)

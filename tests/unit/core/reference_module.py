@@ -11,15 +11,22 @@ from comfy_sage2.backends.module_plan import ELEMENT_CODES, option_fields
 from comfy_sage2.block_mask import BlockMask, blocks_of
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
+from comfy_sage2.reference.hidden_keys import hidden_keys
 from comfy_sage2.reference.options import ReferenceOptions
+from comfy_sage2.reference.preparation import heads_that_gain
 
-# Of a plan's `run`, in its order.
+# Of a plan's `run`, in its order; the phase, which calls name, is left out.
 RUN_ARGUMENTS = (
     "q", "k", "v", "out", "workspace", "stream",
-    "lse", "nonfinite", "mask", "block_mask", "invalid_blocks", "phase",
+    "lse", "nonfinite", "mask", "block_mask", "invalid_blocks", "rotated_heads",
 )  # fmt: skip
 _DTYPES = {code: dtype for dtype, code in ELEMENT_CODES.items()}
 _MODES = {option_fields(AttentionOptions(mode))["mode"]: mode for mode in MODES}
+
+
+def run_arguments(given: tuple[int, ...], phase: int) -> dict[str, int]:
+    """What `run` was given, by name."""
+    return {**dict(zip(RUN_ARGUMENTS, given, strict=False)), "phase": phase}
 
 
 def tensor_at(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -39,6 +46,12 @@ def lists_of(fields: dict[str, Any]) -> torch.Tensor | None:
     return tensor_at(fields["block_mask"], shape, strides, torch.int16)
 
 
+def _rotation(fields: dict[str, Any]) -> str:
+    if not fields["rotate"]:
+        return "off"
+    return "auto" if fields.get("rotate_by_head") else "given" if fields.get("rotate_as_given") else "on"
+
+
 class ReferencePlan:
     """What `ReferenceModule.plan` gives: the fields of a call without its addresses."""
 
@@ -50,13 +63,15 @@ class ReferencePlan:
 
     def run(self, *given: int, phase: int) -> None:
         """Compute the call at these addresses."""
-        self._module.compute({**self._fields, **dict(zip(RUN_ARGUMENTS, (*given, phase), strict=True))})
+        operands = dict.fromkeys(RUN_ARGUMENTS, 0) | run_arguments(given, phase)
+        self._module.compute({**self._fields, **operands})
 
 
 class ReferenceModule:
     """A kernel module; `change` may falsify the fields of a call, and `spoil` the output."""
 
     target = "cpu"
+    rotates_as_given = True
     attention_reads: tuple[str, ...] = ()
 
     def __init__(self) -> None:
@@ -89,8 +104,15 @@ class ReferenceModule:
             _MODES[fields["mode"]],
             smooth_v=fields["smooth_v"],
             pv_accumulator=f"fp{fields['pv_accumulator']}",
-            rotate="auto" if fields.get("rotate_by_head") else "on" if fields["rotate"] else "off",
+            rotate=_rotation(fields),
         )
+        numerics, rotated = ReferenceOptions.of(options, dtype=dtype), None
+        if fields["rotated_heads"]:
+            shape = (fields["batch"], fields["kv_heads"])
+            flags = tensor_at(fields["rotated_heads"], shape, (shape[1], 1), torch.int32)
+            if options.rotate == "auto":
+                flags.copy_(heads_that_gain(q, k, numerics, hidden_keys(mask)))
+            rotated = flags.bool()
         given = lists_of(fields)
         flag = tensor_at(fields["invalid_blocks"], (1,), (1,), torch.int32) if fields["invalid_blocks"] else None
         lists = None if given is None else BlockMask(given.contiguous(), flag)
@@ -100,11 +122,12 @@ class ReferenceModule:
             q,
             k,
             v,
-            ReferenceOptions.of(options, dtype=dtype),
+            numerics,
             scale=fields["scale"],
             is_causal=fields["causal"],
             attn_mask=mask,
             active_blocks=None if lists is None else lists.to_dense(),
+            rotated_heads=rotated,
         )
         for head in range(out.shape[1]):  # one after the other: heads may lie upon each other
             out[:, head].copy_(result[:, head])

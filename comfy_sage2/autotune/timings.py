@@ -32,7 +32,7 @@ _LARGEST_ERROR = 1e6
 class Candidate:
     """A backend, or PLAIN, with the options that its time depends on; the mode is of `AttentionOptions`, or PEER.
 
-    `rotate` stands for "on" and for "auto", which takes at most as long.
+    `rotate` stands for "on", for "given" and for "auto", which takes at most as long.
     """
 
     backend: str

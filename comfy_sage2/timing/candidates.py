@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from itertools import product
@@ -22,7 +23,7 @@ from ..dispatch import registry
 from ..dispatch.plan import CallPlan, plan
 from ..kernels import loader
 from ..kernels.errors import KernelUnavailable
-from ..options import EXACT, MODES, AttentionOptions
+from ..options import EXACT, GIVEN, MODES, AttentionOptions
 from ..reference.exact import exact_attention
 
 Run = Callable[[], object]
@@ -53,13 +54,22 @@ def all_candidates() -> list[Candidate]:
 def calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> dict[Candidate, Run]:
     """Each candidate that can run attention on q, k and v, (B, H, N, D), ready to be timed.
 
+    Those that rotate get half of the heads to rotate, where the backend takes them.
+
     mask: bool (1, 1, 1, Nkv), or None.
     """
     runs: dict[Candidate, Run] = {Candidate(PLAIN): partial(_plain, q, k, v, mask)}
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
     optional = OptionalTensors(mask)
+    rotated_heads = torch.arange(q.shape[2], device=q.device, dtype=torch.int32).remainder(2).expand(q.shape[0], -1)
+    given = optional._replace(rotated_heads=rotated_heads.contiguous())
     for candidate, planned in _plans(q, k, v, optional):
         runs[candidate] = partial(planned.run, q, k, v, optional)
+        if candidate.rotate and planned.backend.takes_rotated_heads():  # as in all calls of a layer but a few
+            options = replace(planned.options, rotate=GIVEN)
+            planned = plan(CallSignature.of(q, k, v, options, given, Routing(planned.backend.name)))
+            if isinstance(planned, CallPlan):
+                runs[candidate] = partial(planned.run, q, k, v, given)
     return runs
 
 

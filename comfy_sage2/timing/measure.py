@@ -28,7 +28,7 @@ from .rounds import GpuClock, time_rounds
 
 log = logging.getLogger("comfy_sage2")
 
-FORMAT_VERSION = 1  # rises when other calls are timed, or in another way
+FORMAT_VERSION = 2  # rises when other calls are timed, or in another way
 
 # Time budget for the rounds. The first calls, which load kernels and build cuDNN's plans, may exceed it (0.9 s on an
 # H200, nearly all of it in cuDNN); the fewest rounds then end later.

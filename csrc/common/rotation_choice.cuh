@@ -10,7 +10,7 @@ namespace common {
 
 constexpr int kSampledKeyGroups = 16, kSampledQueryGroups = 8, kSampledGroups = kSampledKeyGroups + kSampledQueryGroups;
 constexpr int kSampledRows = 16;  // of a group
-constexpr float kRotationMargin = 0.95f, kRotationMarginOfClipped = 1.27f;
+constexpr float kRotationMargin = 0.85f, kRotationMarginOfClipped = 1.27f;
 
 // Of a sampled group: sums over its tokens, and over the groups that share a scale. Index 0 is for Q and K as they are,
 // 1 for rotated ones.

@@ -89,7 +89,7 @@ def vector_of(wanted: float, formats: tuple[NumberFormat, NumberFormat]) -> torc
     return found
 
 
-@pytest.mark.parametrize(("formats", "margin"), [((INT8, INT8), 0.95), ((INT4, INT4_CLIPPED), 1.27)], ids=["8b", "4b"])
+@pytest.mark.parametrize(("formats", "margin"), [((INT8, INT8), 0.85), ((INT4, INT4_CLIPPED), 1.27)], ids=["8b", "4b"])
 def test_rotation_has_to_gain_by_a_margin(formats: tuple[NumberFormat, NumberFormat], margin: float) -> None:
     for wanted, is_rotated in ((margin + 0.01, False), (margin - 0.01, True)):
         vector = vector_of(wanted, formats)
@@ -126,9 +126,9 @@ def test_four_queries_share_a_scale_in_the_sample(fresh_seed: int) -> None:
     heads = 120
     q, k = torch.randn(heads, 1, 256, 64), torch.randn(heads, 1, 128, 64)
     q *= torch.rand(heads, 1, 256, 1).square() * 4  # so that it matters which tokens share a scale
-    q[..., 3], k[..., 3] = 1.3 * q[..., 3], 1.3 * k[..., 3]
+    q[..., 3], k[..., 3] = 1.6 * q[..., 3], 1.6 * k[..., 3]
     gains = rotation_gains(q, k, (INT8, INT8), SCHEMES, smooth_q=False)[:, 0].tolist()
     wanted = [naive_gain(q[head, 0], k[head, 0]) for head in range(heads)]
-    assert sum(0.93 < gain < 0.97 for gain in wanted) > 10
+    assert sum(0.82 < gain < 0.88 for gain in wanted) > 10
     for is_rotated, gain in zip(gains, wanted, strict=True):
-        assert is_rotated == (gain < 0.95) or gain == pytest.approx(0.95, abs=1e-5)
+        assert is_rotated == (gain < 0.85) or gain == pytest.approx(0.85, abs=1e-5)

@@ -23,8 +23,8 @@ from .rotation import rotate
 KEY_GROUPS, KEY_BLOCK, KEY_PLACES = 16, 64, 4
 QUERY_GROUPS, QUERY_BLOCK = 8, 128
 # What the rotated sum may be of the other, by whether INT4 is clipped where it is rotated: clipping gains more than the
-# scales say. In 8 bits rotation has to gain 8 % to be taken: the sample knows the ratio to some 4 %, so that of Gaussian
-# heads, which gain nothing, one in 8 is below 0.95, and no layer of many heads would go without rotation.
+# scales say. In 8 bits rotation has to gain 8 % to be taken: the sample knows the ratio to some 4 %. Of Gaussian heads,
+# which gain nothing, one in 8 is below 0.95, so that no layer of many heads would go without rotation.
 MARGIN, MARGIN_OF_CLIPPED = 0.85, 1.27
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from comfy_sage2.autotune import store
+from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors, Constraint
 from comfy_sage2.backends.reference import ReferenceBackend, ReferenceCall
 from comfy_sage2.block_mask import BlockMask
@@ -110,14 +114,38 @@ class _StandInCall(BoundCall):
             "block_mask": lists,
             "nonfinite": optional.nonfinite,
         }
-        found = {name: value for name, value in given.items() if value is not None}
-        return self.attention(q, k, v, options=self.options, **found), None
+        present = {name: value for name, value in given.items() if value is not None}
+        return self.attention(q, k, v, options=self.options, **present), None
 
 
 def serve_by(monkeypatch: pytest.MonkeyPatch, attention: Attention) -> None:
     """From now on the backend "reference" computes its calls by `attention`; see `StandIn`."""
-    backends = [StandIn(attention, one) if one.name == "reference" else one for one in registry.backends()]
+    backends = [
+        StandIn(attention, backend) if backend.name == "reference" else backend for backend in registry.backends()
+    ]
     monkeypatch.setattr(registry, "BACKENDS", tuple(backends))
+
+
+def with_times(monkeypatch: pytest.MonkeyPatch, choices: TunedChoices | None) -> None:
+    """Every device has these times of a GPU."""
+    for module in ("dispatch.plan", "dispatch.registry", "autotune.auto_mode", "comfyui.session.dispatcher",
+                   "comfyui.session.faster_peers"):  # fmt: skip
+        monkeypatch.setattr(f"comfy_sage2.{module}.choices_of", lambda device: choices)
+    store.changed()
+
+
+def install_module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> Any:
+    """A module of ComfyUI with these members, in packages that have nothing else."""
+    packages = name.split(".")[:-1]
+    for count in range(1, len(packages) + 1):
+        package = ".".join(packages[:count])
+        monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    module: Any = ModuleType(name)
+    vars(module).update(members)
+    monkeypatch.setitem(sys.modules, name, module)
+    if packages:
+        setattr(sys.modules[".".join(packages)], name.split(".")[-1], module)
+    return module
 
 
 class Container:
@@ -191,3 +219,10 @@ class Executor:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.method(*args, **kwargs)
+
+
+def guider_of(diffusion_model: Any = None, model_options: Any = None, object_patches: Any = None) -> Any:
+    """ComfyUI's object of a sampling with this model."""
+    model = SimpleNamespace(diffusion_model=diffusion_model)
+    patcher = SimpleNamespace(model=model, object_patches=object_patches or {})
+    return SimpleNamespace(model_patcher=patcher, model_options=model_options or {})

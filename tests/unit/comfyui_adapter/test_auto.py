@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.autotune import store
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PEER, Candidate, Times, Work
 from comfy_sage2.comfyui.report.text import report
@@ -20,7 +19,7 @@ from comfy_sage2.comfyui.settings import WHERE_FASTER
 from comfy_sage2.dispatch import registry
 from comfy_sage2.options import EXACT, MODES
 
-from .calls import REFERENCE, SIGMAS, call, settings
+from .calls import REFERENCE, SIGMAS, call, settings, with_times
 from .test_exact import Constant, half
 from .test_faster_packages import NAME, Package
 
@@ -49,11 +48,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 (Candidate("sm90", "8b"), 0.04), (Candidate("sm90", "precise"), 0.01), (KITCHEN, kitchen_error)
             )
         }  # fmt: skip
-        choices = TunedChoices(Times(seconds, 0.0, errors))
-        for module in ("dispatch.plan", "dispatch.registry", "autotune.auto_mode", "comfyui.session.dispatcher",
-                       "comfyui.session.faster_peers"):  # fmt: skip
-            monkeypatch.setattr(f"comfy_sage2.{module}.choices_of", lambda device: choices)
-        store.changed()
+        with_times(monkeypatch, TunedChoices(Times(seconds, 0.0, errors)))
 
     return keep
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 import weakref
 from contextlib import ExitStack
 from typing import Any
@@ -12,10 +10,24 @@ import pytest
 import torch
 
 from comfy_sage2 import attention
+from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
+from comfy_sage2.dispatch import registry
 
-from .calls import Container, added, ones, qkv, serve_by, session_with
+from .calls import (
+    Container,
+    TensorBackend,
+    added,
+    call,
+    install_module,
+    ones,
+    qkv,
+    reference_result,
+    serve_by,
+    session_with,
+)
 
 pytestmark = pytest.mark.torch_api
 
@@ -30,14 +42,8 @@ def comfyui_module(monkeypatch: pytest.MonkeyPatch) -> Any:
         q, k, v = (t.take() if isinstance(t, Container) else t for t in (q, k, v))
         return ones(q, k, v, heads, mask, **{"transformer_options": None, **kwargs})
 
-    module: Any = types.ModuleType("comfy.ldm.modules.attention")
-    module.optimized_attention = optimized_attention
-    module.ones = optimized_attention
-    for name in ("comfy", "comfy.ldm", "comfy.ldm.modules"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setattr(sys.modules["comfy.ldm.modules"], "attention", module, raising=False)
-    monkeypatch.setitem(sys.modules, "comfy.ldm.modules.attention", module)
-    return module
+    members = {"optimized_attention": optimized_attention, "ones": optimized_attention}
+    return install_module(monkeypatch, "comfy.ldm.modules.attention", **members)
 
 
 @pytest.mark.parametrize("previous", [None, "plain", "containers"])
@@ -118,6 +124,76 @@ def test_tensors_are_freed_when_a_backend_has_served(comfyui_module: Any, option
         override.container_function(*held, 2, _inside_attn_wrapper=True, transformer_options={})
         assert [tensor() for tensor in alive] == [None] * 3
     assert session.record.summary().shares[0].decision.backend == "reference"
+
+
+class InTwoSteps(TensorBackend):
+    """The reference, of whose two steps the second needs none of q, k and v; counts the calls in one step."""
+
+    name = "reference"
+
+    def __init__(self) -> None:
+        self.whole = 0
+        self.alive: list[weakref.ref[torch.Tensor]] = []
+        self.fails = False
+
+    def run(self, q: Any, k: Any, v: Any, signature: CallSignature, optional: OptionalTensors = NO_TENSORS) -> Any:
+        self.whole += 1
+        return reference_result(q, k, v, signature, optional)
+
+    def prepare(self, q: Any, k: Any, v: Any, signature: CallSignature, optional: OptionalTensors = NO_TENSORS) -> Any:
+        copies = q.clone(), k.clone(), v.clone()
+
+        def attend() -> Any:
+            assert all(tensor() is None for tensor in self.alive)
+            if self.fails:
+                raise RuntimeError("no image for this device")
+            return reference_result(*copies, signature, optional)
+
+        return attend
+
+
+class TestInTwoSteps:
+    """Inputs in containers are freed between the steps of a backend that has two."""
+
+    @pytest.fixture
+    def backend(self, comfyui_module: Any, monkeypatch: pytest.MonkeyPatch) -> InTwoSteps:
+        backend = InTwoSteps()
+        monkeypatch.setattr(registry, "BACKENDS", (backend,))
+        return backend
+
+    def attend(self, containers: list[Container], mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+        session = session_with(**options)
+        override: Any = make_override(session)
+        with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
+            out: torch.Tensor = override.container_function(
+                *containers, 2, mask, _inside_attn_wrapper=True, transformer_options={}
+            )
+        return out
+
+    def test_inputs_are_freed_before_the_second_step(self, backend: InTwoSteps) -> None:
+        tensors = qkv()
+        expected = call(session_with(), *tensors, 2)
+        containers = [Container(tensor) for tensor in tensors]
+        backend.alive, backend.whole = [weakref.ref(tensor) for tensor in tensors], 0
+        del tensors
+        assert torch.equal(self.attend(containers), expected) and backend.whole == 0
+
+    def test_nobody_can_compute_again_what_fails_then(self, backend: InTwoSteps) -> None:
+        backend.fails = True
+        with pytest.raises(RuntimeError, match="no image for this device"):
+            self.attend([Container(tensor) for tensor in qkv()])
+
+    @pytest.mark.parametrize("who", ["the guard", "a report", "the class of k", "the class of the mask"])
+    def test_inputs_are_kept_for_whoever_looks_at_them(self, backend: InTwoSteps, who: str) -> None:
+        class Tagged(torch.Tensor):
+            """A tensor whose class may look at every operator."""
+
+        q, k, v = qkv()
+        mask = torch.zeros(64, 64).as_subclass(Tagged) if who == "the class of the mask" else None
+        k = k.as_subclass(Tagged) if who == "the class of k" else k
+        options = {"guard": who == "the guard", "measures_quality": who == "a report"}
+        self.attend([Container(tensor) for tensor in (q, k, v)], mask, **options)
+        assert backend.whole == 1
 
 
 def test_containers_are_measured_and_timed(comfyui_module: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,7 @@ from comfy_sage2.comfyui.report.text import base_of, session_report, status
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.session import Session
 
-from .calls import Container, qkv, session_with
+from .calls import Container, install_module, qkv, session_with
 
 INT8 = {"attention": "comfy_kitchen_int8"}
 SOL = {"attention": "comfy_kitchen_sol", "tau": 1.0}
@@ -73,13 +72,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Any:
         q = q.take() if isinstance(q, Container) else q
         return torch.ones_like(q)
 
-    module: Any = types.ModuleType("comfy.ldm.modules.attention")
-    module.wrap_attn, module.optimized_attention = wrap_attn, optimized_attention
-    for name in ("comfy", "comfy.ldm", "comfy.ldm.modules"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setattr(sys.modules["comfy.ldm.modules"], "attention", module, raising=False)
-    monkeypatch.setitem(sys.modules, "comfy.ldm.modules.attention", module)
-    return module
+    members = {"wrap_attn": wrap_attn, "optimized_attention": optimized_attention}
+    return install_module(monkeypatch, "comfy.ldm.modules.attention", **members)
 
 
 def model_of(*children: Child) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.autotune import store
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PLAIN, Candidate, Times, Work
 from comfy_sage2.backends.base import empty_output
@@ -22,7 +21,7 @@ from comfy_sage2.dispatch import registry
 from comfy_sage2.dispatch.plan import EXACT_IS_FASTER
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 
-from .calls import SIGMAS, TensorBackend, call, ones, settings
+from .calls import SIGMAS, TensorBackend, call, ones, settings, with_times
 
 FULL = "comfyui"
 
@@ -77,16 +76,6 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "BACKENDS", (QUANTIZED, CUDNN, FLASH, registry.get("reference")))
 
 
-def on_card(monkeypatch: pytest.MonkeyPatch, choices: TunedChoices | None) -> None:
-    for module in (
-        "comfy_sage2.comfyui.session.dispatcher",
-        "comfy_sage2.dispatch.registry",
-        "comfy_sage2.dispatch.plan",
-    ):
-        monkeypatch.setattr(f"{module}.choices_of", lambda device: choices)
-    monkeypatch.setattr(store, "generation", store.generation + 1)
-
-
 def session_of(is_first: bool = True, **options: Any) -> Session:
     chosen = settings(backend="auto", **options)
     session = Session(Dispatcher(chosen, Decision("sm90", AttentionOptions()), is_first=is_first))
@@ -115,7 +104,7 @@ def who(session: Session, *tensors: torch.Tensor, **options: Any) -> str:
 def test_quantized_unless_exact_is_faster(
     monkeypatch: pytest.MonkeyPatch, choices: TunedChoices | None, when: str, served: str
 ) -> None:
-    on_card(monkeypatch, choices)
+    with_times(monkeypatch, choices)
     session = session_of(when=when)
     assert who(session) == served
     (share,) = session.record.summary().shares
@@ -148,7 +137,7 @@ def test_calls_in_full_precision_take_the_fastest_exact_attention(
     is_first: bool,
     served: str,
 ) -> None:
-    on_card(monkeypatch, choices)
+    with_times(monkeypatch, choices)
     session = session_of(is_first, when=when, **where)
     assert who(session, *half(64, 80 if where is CROSS else None)) == served
     (share,) = session.record.summary().shares
@@ -172,13 +161,13 @@ def test_what_was_not_timed_stays_with_comfyui(
     def plain(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return torch.ones_like(q)
 
-    on_card(monkeypatch, EXACT_WINS)
+    with_times(monkeypatch, EXACT_WINS)
     assert who(session_of(when=WHERE_FASTER, **LATE), *tensors, func=plain, **options) == FULL
 
 
 def test_mode_exact_takes_the_fastest_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for choices, served in ((None, "torch-cudnn"), (FLASH_WINS, "torch-flash"), (EXACT_WINS, "torch-cudnn")):
-        on_card(monkeypatch, choices)
+        with_times(monkeypatch, choices)
         # Options of the quantization have no meaning there.
         session = session_of(mode=EXACT, smooth_v=True, rotate="on")
         assert who(session) == served
@@ -188,14 +177,14 @@ def test_mode_exact_takes_the_fastest_one(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_exact_attention_is_not_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its NaN would be the model's own; nothing could compute the call better."""
-    on_card(monkeypatch, EXACT_WINS)
+    with_times(monkeypatch, EXACT_WINS)
     session = session_of(when=WHERE_FASTER, guard=True)
     assert who(session) == "torch-cudnn"
     assert session.dispatcher.guard is not None and session.dispatcher.guard.downgrades == ()
 
 
 def test_the_report_shows_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_card(monkeypatch, EXACT_WINS)
+    with_times(monkeypatch, EXACT_WINS)
     dispatcher = Dispatcher(settings(backend="auto"), Decision("sm90", AttentionOptions()), device=torch.device("cpu"))
     session = Session(dispatcher)
     session.begin_sampling(SIGMAS)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from threads import run_in_threads
 
+from comfy_sage2.attention import attention
 from comfy_sage2.backends.base import BoundCall
 from comfy_sage2.backends.reference import ReferenceBackend
 from comfy_sage2.comfyui.hooks.override import make_override
@@ -137,6 +138,17 @@ def test_measuring_without_memory_leaves_the_sampling_alone(
     assert len(caplog.records) == 2
 
 
+def test_the_calls_own_scale_is_served() -> None:
+    """A call that is refused says nothing about the next, and none is taken for one of another scale."""
+    session, (q, k, v) = session_with(), qkv()
+    outs = [call(session, q, k, v, 2, scale=scale) for scale in (0.25, -1.0, None, 0.5)]
+    assert torch.equal(outs[1], torch.ones_like(q)) and "SA-205" in reasons(session.record.summary())[0]
+    heads = [tensor.unflatten(-1, (2, 64)) for tensor in (q, k, v)]
+    for out, scale in ((outs[0], 0.25), (outs[2], 0.125), (outs[3], 0.5)):
+        expected = attention(*heads, layout="BNHD", backend="reference", rotate="off", scale=scale)
+        assert torch.equal(out, expected.flatten(2))
+
+
 def test_training_gets_its_gradients() -> None:
     """Quantized attention has none: ComfyUI's training nodes sample with gradients."""
     session = session_with()
@@ -244,12 +256,16 @@ def test_passes_outside_of_a_sampling_are_served_and_not_recorded() -> None:
     assert session.record.summary().calls == 0
 
 
-def test_quality_is_measured_per_layer_and_step() -> None:
-    session = session_with(measures_quality=True)
-    call(session, *qkv(), 2, sigma=0.5)
-    agreement = session.record.summary().agreement
-    assert list(agreement) == [(0, 2)]
-    assert 0.999 < agreement[0, 2].cosine < 1.0 and 0.0 < agreement[0, 2].relative_l1 < 0.06
+def test_quality_is_measured_per_layer_and_step_and_autocast_does_not_blur_it() -> None:
+    tensors, agreements = qkv(), []
+    for autocast in (False, True):
+        session = session_with(measures_quality=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            call(session, *tensors, 2, sigma=0.5)
+        agreements.append(session.record.summary().agreement)
+    assert list(agreements[0]) == [(0, 2)]
+    assert 0.999 < agreements[0][0, 2].cosine < 1.0 and 0.0 < agreements[0][0, 2].relative_l1 < 0.06
+    assert agreements[1] == agreements[0]
 
 
 def test_measuring_times_comfyui_once_for_each_form() -> None:

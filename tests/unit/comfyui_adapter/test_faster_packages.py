@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.autotune import store
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate, Times, Work
 from comfy_sage2.call.call_site import CallSite
@@ -30,7 +29,7 @@ from comfy_sage2.dispatch import registry
 from comfy_sage2.dispatch.plan import TORCHS_IS_FASTER
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 
-from .calls import SIGMAS, call, settings
+from .calls import SIGMAS, call, settings, with_times
 from .test_exact import Constant, half
 from .test_patch import Patcher
 
@@ -69,21 +68,15 @@ def on_card(
     """A GPU on which 8b takes 1 and these the others; 8b's error is 0.04, that of the package `error`."""
     works = [Work(16, n, n, head_dim) for n in (1024, 4096) for head_dim in (64, 128)]
     seconds = {EIGHT: 1.0, ROTATED: 1.0, KITCHEN: kitchen, OWN: own, Candidate("torch-cudnn"): cudnn}
-    times = Times(
-        {(one, work): 1e-9 * value * work.pairs for one, value in seconds.items() for work in works},
-        0.0,
-        {
-            (one, head_dim): (e,)
-            for one, e in ((EIGHT, 0.04), (ROTATED, 0.04), (KITCHEN, error))
-            for head_dim in (64, 128)
-        },
+    errors = {EIGHT: 0.04, ROTATED: 0.04, KITCHEN: error}
+    choices = TunedChoices(
+        Times(
+            {(candidate, work): 1e-9 * value * work.pairs for candidate, value in seconds.items() for work in works},
+            0.0,
+            {(candidate, head_dim): (value,) for candidate, value in errors.items() for head_dim in (64, 128)},
+        )
     )
-    choices = TunedChoices(times)
-    for module in ("session.dispatcher", "session.faster_peers"):
-        monkeypatch.setattr(f"comfy_sage2.comfyui.{module}.choices_of", lambda device: choices)
-    for module in ("dispatch.registry", "dispatch.plan"):
-        monkeypatch.setattr(f"comfy_sage2.{module}.choices_of", lambda device: choices)
-    store.changed()
+    with_times(monkeypatch, choices)
     return choices
 
 

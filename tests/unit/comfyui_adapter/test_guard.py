@@ -62,8 +62,9 @@ def test_values_that_were_broken_before_are_named_so(monkeypatch: pytest.MonkeyP
     assert "the input of this layer was broken already" in report([session])
 
 
-def test_without_the_guard_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    session, means = sampled(monkeypatch, Breaking(0), ones, guarded=False)
+@pytest.mark.parametrize("at_end", [False, True])
+def test_without_the_guard_nothing_is_checked(monkeypatch: pytest.MonkeyPatch, at_end: bool) -> None:
+    session, means = sampled(monkeypatch, Breaking(0), ones, guarded=False, at_end=at_end)
     assert means[0] != means[0] and session.dispatcher.guard is None
 
 
@@ -97,5 +98,5 @@ def test_a_broken_output_is_not_compared_with_full_precision() -> None:
         return override(ones, q, k, v, 2)
 
     pass_wrapper(session)(Executor(model), torch.ones(1), torch.ones(1))
-    assert [found.layer for found in guard_of(session).downgrades] == [0]
+    assert [downgrade.layer for downgrade in guard_of(session).downgrades] == [0]
     assert not session.record.summary().agreement

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.system.readback import Readback
 
 from .breaking import LAYERS, SIGMAS, Breaking, guard_of, ones, sampled
-from .calls import Executor, node_session, serve_by, settings
+from .calls import Executor, guider_of, node_session, serve_by, settings
 
 pytestmark = pytest.mark.usefixtures("without_precise")
 
@@ -26,7 +25,8 @@ def test_broken_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     """Layers 0 and 1 break in the first run of step 0 (calls 0 and 1) and in the second (calls 3 and 4)."""
     session, means = sampled(monkeypatch, Breaking(0, 1, 3, 4), ones, at_end=True)
     assert means == [1.0, 1.0, 2.0, 1.0, 1.0, 2.0]
-    assert guard_of(session).repeated == [0] and [found.layer for found in guard_of(session).downgrades] == [0, 1]
+    assert guard_of(session).repeated == [0]
+    assert [downgrade.layer for downgrade in guard_of(session).downgrades] == [0, 1]
     reasons = {share.decision.reason: share.calls for share in session.record.summary().shares}
     assert reasons == {None: 3 + 1 + 1, guard.RECOMPUTED: 2, guard.DOWNGRADED: 2}
     assert session.layers == LAYERS and session.record.summary().layers == LAYERS
@@ -48,14 +48,14 @@ class Copies:
     """When flags are copied: the calls that their pass had made, and whether the model was still at work."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.found: list[tuple[int, bool]] = []
+        self.moments: list[tuple[int, bool]] = []
         self.in_model = False
         start = Readback.start
 
         def starting(readback: Readback, values: torch.Tensor) -> None:
             model_pass = model_passes.current(0)
             assert model_pass is not None
-            self.found.append((len(model_pass.calls), self.in_model))
+            self.moments.append((len(model_pass.calls), self.in_model))
             start(readback, values)
 
         monkeypatch.setattr(Readback, "start", starting)
@@ -86,19 +86,14 @@ def test_the_flag_is_copied_behind_the_call_that_was_the_last_one_before(
         means = session.run_pass(model_pass, model)
     assert means == [2.0] * second and guard_of(session).repeated == ([1] if broken else [])
     early = [] if second < LAYERS else [(LAYERS, True)]
-    assert copies.found == [(LAYERS, False), *early, *([] if second == LAYERS else [(second, False)])]
+    assert copies.moments == [(LAYERS, False), *early, *([] if second == LAYERS else [(second, False)])]
 
 
 def test_a_pass_on_several_streams_is_looked_at_when_it_is_through(monkeypatch: pytest.MonkeyPatch) -> None:
     copies, streams = Copies(monkeypatch), iter(range(100))
     monkeypatch.setattr(model_passes, "_current_stream", lambda device: next(streams))
     session, _ = sampled(monkeypatch, Breaking(LAYERS), ones, at_end=True)
-    assert guard_of(session).repeated == [1] and copies.found == [(LAYERS, False)] * 2
-
-
-def test_pass_without_the_guard_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    session, means = sampled(monkeypatch, Breaking(0), ones, guarded=False, at_end=True)
-    assert means[0] != means[0] and session.dispatcher.guard is None
+    assert guard_of(session).repeated == [1] and copies.moments == [(LAYERS, False)] * 2
 
 
 def test_a_second_run_counts_anew_for_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,12 +167,9 @@ class Diffusion(torch.nn.Module):
 
 
 def sampled_by_comfyui(
-    session: Session, model: Callable[[torch.Tensor], torch.Tensor], diffusion: torch.nn.Module, **found: Any
+    session: Session, model: Callable[[torch.Tensor], torch.Tensor], diffusion: torch.nn.Module, **around: Any
 ) -> list[float]:
-    """One sampling through both wrappers; the result of each pass. found: what stands around the model."""
-    patcher = SimpleNamespace(
-        model=SimpleNamespace(diffusion_model=diffusion), object_patches=found.get("object_patches", {})
-    )
+    """One sampling through both wrappers; the result of each pass. around: what stands around the model."""
     results: list[float] = []
 
     def sample(*args: Any) -> None:
@@ -186,7 +178,7 @@ def sampled_by_comfyui(
             apply_model = Executor(lambda x, *rest: model(x))
             results.append(float(wrapped(apply_model, torch.zeros(1), torch.tensor([sigma]))))
 
-    guider = SimpleNamespace(model_patcher=patcher, model_options=found.get("model_options", {}))
+    guider = guider_of(diffusion, **around)
     sampling_wrapper(session)(Executor(sample, guider), None, None, None, torch.tensor(SIGMAS))
     return results
 
@@ -210,13 +202,13 @@ AROUND = {
 }
 
 
-@pytest.mark.parametrize("found", AROUND.values(), ids=AROUND.keys())
-def test_beside_a_caching_pack_no_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]) -> None:
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND.keys())
+def test_beside_a_caching_pack_no_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, around: dict[str, Any]) -> None:
     serve_by(monkeypatch, Breaking(1))
     session = node_session(settings(guard=True))
     diffusion = Diffusion(make_override(session))
     # Of the first pass the second layer is ComfyUI's, and stays so.
-    assert sampled_by_comfyui(session, Cache(diffusion), diffusion, **found) == [5.0, 5.0]
+    assert sampled_by_comfyui(session, Cache(diffusion), diffusion, **around) == [5.0, 5.0]
     assert guard_of(session).repeated == [] and len(guard_of(session).downgrades) == 1
 
 

@@ -7,7 +7,6 @@ import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,10 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from comfy_sage2.comfyui.adapter import memory
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes, quality
-from comfy_sage2.comfyui.session import session as sessions
 from comfy_sage2.comfyui.session.session import Session
 
-from .calls import SIGMAS, ones, qkv, serve_by, session_with
+from .calls import SIGMAS, install_module, ones, qkv, serve_by, session_with
 
 CPU = torch.device("cpu")
 
@@ -42,8 +40,8 @@ class Allocations(TorchDispatchMode):
     def alive(self) -> set[int]:
         """The memory of those that are still there."""
         gc.collect()
-        found = (tensor() for tensor in self._made)
-        return {tensor.untyped_storage().data_ptr() for tensor in found if tensor is not None and tensor.numel()}
+        tensors = (tensor() for tensor in self._made)
+        return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor is not None and tensor.numel()}
 
 
 def block(session: Session, calls: int = 1) -> Allocations:
@@ -105,27 +103,20 @@ def test_nothing_of_a_measured_call_outlives_its_block() -> None:
         session.end_pass(model_pass)
         del model_pass
     session.end_sampling()
-    found = session.record.summary().agreement
-    assert len(found) == 6
-    assert all(0.99 < agreement.cosine <= 1.0 for agreement in found.values())
+    agreements = session.record.summary().agreement
+    assert len(agreements) == 6
+    assert all(0.99 < agreement.cosine <= 1.0 for agreement in agreements.values())
 
 
-def test_later_passes_take_as_much_as_the_model_has_calls() -> None:
+def test_a_pass_may_have_more_calls_than_the_one_before() -> None:
+    """For whose comparisons there is room."""
     session = session_with(measures_quality=True)
-    with model_passes.running(0, model_pass := session.begin_pass(1.0, CPU, {})):
-        block(session, calls=3)
-    session.end_pass(model_pass)
-    assert session.begin_pass(0.75, CPU, {}).agreements.shape == (3, 3)  # type: ignore[union-attr]
-
-
-def test_more_calls_than_expected_are_kept_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_MANY_LAYERS", 1)
-    session = session_with(measures_quality=True)
-    model_pass = session.begin_pass(1.0, CPU, {})
-    first, second = (model_pass.keep(torch.full((3,), value)) for value in (0.5, 0.25))
-    assert first.tolist() == [0.5] * 3 and second.tolist() == [0.25] * 3
-    assert first.untyped_storage().data_ptr() == model_pass.agreements.untyped_storage().data_ptr()  # type: ignore[union-attr]
-    assert second.device == CPU
+    for sigma, calls in zip(SIGMAS, (1, 3), strict=False):
+        with model_passes.running(0, model_pass := session.begin_pass(sigma, CPU, {})):
+            block(session, calls)
+        session.end_pass(model_pass)
+    session.end_sampling()
+    assert session.record.summary().agreement.keys() == {(0, 0), (0, 1), (1, 1), (2, 1)}
 
 
 class Recorder:
@@ -149,13 +140,9 @@ class Recorder:
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    found = Recorder()
-    comfy, prefetch = ModuleType("comfy"), ModuleType("comfy.model_prefetch")
-    comfy.model_prefetch = prefetch  # type: ignore[attr-defined]
-    prefetch.pause_malloc_graph = found.pause  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "comfy", comfy)
-    monkeypatch.setitem(sys.modules, "comfy.model_prefetch", prefetch)
-    return found
+    recorder = Recorder()
+    install_module(monkeypatch, "comfy.model_prefetch", pause_malloc_graph=recorder.pause)
+    return recorder
 
 
 @pytest.mark.parametrize("settings", [{"guard": True}, {"measures_quality": True}], ids=str)
@@ -190,11 +177,10 @@ def test_comparisons_are_not_recorded(recorder: Recorder, monkeypatch: pytest.Mo
 
 
 def test_other_versions_of_comfyui_record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for found in (None, ModuleType("comfy.model_prefetch")):
-        comfy = ModuleType("comfy")
-        if found is not None:
-            comfy.model_prefetch = found  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "comfy", comfy)
-        monkeypatch.setitem(sys.modules, "comfy.model_prefetch", found)
-        with memory.unrecorded():
-            pass
+    install_module(monkeypatch, "comfy.model_prefetch")
+    with memory.unrecorded():
+        pass
+    install_module(monkeypatch, "comfy.other")
+    monkeypatch.setitem(sys.modules, "comfy.model_prefetch", None)
+    with memory.unrecorded():
+        pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,21 +12,9 @@ from comfy_sage2.comfyui.hooks.sampling import pass_wrapper, sampling_wrapper
 from comfy_sage2.comfyui.session.record import Sampling
 from comfy_sage2.comfyui.session.session import Session
 
-from .calls import node_session, settings
+from .calls import Executor, guider_of, node_session, settings
 
 OUTER, INNER = [1.0, 0.75, 0.5, 0.25, 0.0], [0.6, 0.3, 0.0]
-
-
-class Executor:
-    """As ComfyUI's: a function and the object that it belongs to."""
-
-    def __init__(self, function: Any) -> None:
-        patcher = SimpleNamespace(model=SimpleNamespace(diffusion_model=None), object_patches={})
-        self.class_obj = SimpleNamespace(model_patcher=patcher, model_options={})
-        self.function = function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
 
 
 class Samplings:
@@ -52,11 +39,11 @@ class Samplings:
                 self.one_pass(sigma)
                 between(number)
 
-        self.wrapper(Executor(sample), torch.zeros(1, 4, 8, 8), None, None, torch.tensor(sigmas))
+        self.wrapper(Executor(sample, guider_of()), torch.zeros(1, 4, 8, 8), None, None, torch.tensor(sigmas))
 
     def one_pass(self, sigma: float) -> None:
         def model(x: torch.Tensor, *rest: Any) -> torch.Tensor:
-            self.override(lambda q, *others, **keywords: q, *torch.randn(3, 1, 8, 32).unbind(0), 2)
+            self.override(lambda q, *args, **kwargs: q, *torch.randn(3, 1, 8, 32).unbind(0), 2)
             return x
 
         pass_wrapper(self.session)(Executor(model), torch.zeros(1), torch.tensor([sigma]))
@@ -72,7 +59,8 @@ def test_the_outer_sampling_goes_on_with_its_own_steps(samplings: Samplings) -> 
     assert samplings.steps == [(0, 4), (1, 4), (0, 2), (1, 2), (2, 4), (3, 4)]
     summary = samplings.session.record.summary()
     assert summary.sampling is Sampling.COMPLETE and summary.steps == 4 and summary.passes == 2
-    assert {cell: found.backend for cell, found in summary.cells.items()} == {(0, 2): "reference", (0, 3): "reference"}
+    backends = {cell: decision.backend for cell, decision in summary.cells.items()}
+    assert backends == {(0, 2): "reference", (0, 3): "reference"}
 
 
 def test_one_that_fails_leaves_the_outer_one_as_it_was(samplings: Samplings) -> None:

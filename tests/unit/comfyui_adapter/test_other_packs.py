@@ -61,19 +61,6 @@ def test_a_node_of_this_pack_behind_this_one() -> None:
     assert second.record.summary().calls == 1
 
 
-def test_two_gpus_with_overrides_of_their_own() -> None:
-    """Each thread gets what was made for its own, whatever another one does in between."""
-
-    class Interrupted(Session):
-        def __setattr__(self, name: str, value: object) -> None:
-            super().__setattr__(name, value)
-            if name == "_watcher" and value is not None and value[0] is ones:  # type: ignore[index]
-                self.watcher(halved, lambda: halved)
-
-    session = Interrupted(session_with().dispatcher)
-    assert session.watcher(ones, lambda: ones) is ones
-
-
 @pytest.mark.parametrize(
     "function, owner",
     [
@@ -213,13 +200,6 @@ def test_an_earlier_run_is_told_as_that() -> None:
     session.prompt = "one"
     assert "From an earlier run" in report([session], "two")
     assert "From an earlier run" not in report([session], "one") + report([session], None)
-
-
-def test_an_earlier_run_that_ran_no_pass_is_told_as_that() -> None:
-    session = session_with()
-    session.end_sampling(completed=False)
-    session.prompt = "one"
-    assert "From an earlier run" in report([session], "two")
 
 
 @pytest.mark.parametrize(

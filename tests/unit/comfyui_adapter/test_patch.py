@@ -16,7 +16,7 @@ from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.report.text import report, session_headline
 from comfy_sage2.comfyui.session import model_passes
 
-from .calls import settings
+from .calls import Executor, settings
 
 
 class Patcher:
@@ -51,15 +51,9 @@ class Patcher:
 def sampled(model: Patcher, compiled: bool = False, sampler: Callable[[], None] = lambda: None) -> None:
     """Run the sampling wrappers of `model` around `sampler`."""
     options: dict[str, Any] = {COMPILE_OPTIONS: {}} if compiled else {}
-
-    class Executor:
-        class_obj = SimpleNamespace(model_patcher=model, model_options=options)
-
-        def __call__(self, *args: Any) -> None:
-            sampler()
-
+    guider = SimpleNamespace(model_patcher=model, model_options=options)
     for wrapper in model.get_wrappers(OUTER_SAMPLE, WRAPPER_KEY):
-        wrapper(Executor(), None, None, None, torch.tensor([1.0, 0.0]))
+        wrapper(Executor(lambda *args: sampler(), guider), None, None, None, torch.tensor([1.0, 0.0]))
 
 
 def test_a_run_without_the_compiler_does_not_hide_a_change_from_it(monkeypatch: pytest.MonkeyPatch) -> None:

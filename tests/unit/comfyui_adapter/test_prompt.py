@@ -1,33 +1,50 @@
-"""Whether a run of ComfyUI's queue has a report: with a server, without one, and with queues of other shapes."""
+"""What the run of ComfyUI's queue says: whether it has a report, and which nodes are beside ours."""
 
 from __future__ import annotations
 
+import logging
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from comfy_sage2.comfyui.hooks.prompt import REPORT, measures_quality, reads_times, running_prompt
+from comfy_sage2.comfyui.hooks.prompt import (
+    MEMORY_BESIDE,
+    REPORT,
+    SAGE_BESIDE,
+    measures_quality,
+    notes_on_others,
+    reads_times,
+    running_prompt,
+)
+from comfy_sage2.comfyui.hooks.sampling import sessions_of
+from comfy_sage2.comfyui.patch import patch_model
+from comfy_sage2.comfyui.report.text import status
 
-SAMPLED = {"3": {"class_type": "KSampler", "inputs": {}}}
-REPORTED = {**SAMPLED, "4": {"class_type": REPORT, "inputs": {}}}
+from .calls import install_module, settings
+from .test_patch import Patcher
+
+
+def node(kind: str, **inputs: Any) -> dict[str, Any]:
+    return {"class_type": kind, "inputs": inputs}
+
+
+SAMPLED = {"3": node("KSampler")}
+REPORTED = {**SAMPLED, "4": node(REPORT)}
 
 
 def in_run(monkeypatch: pytest.MonkeyPatch, number: object) -> None:
     """This thread is in the run of this number; None: in none."""
-    utils: Any = ModuleType("comfy_execution.utils")
-    utils.get_executing_context = lambda: None if number is None else SimpleNamespace(prompt_id=number)
-    monkeypatch.setitem(sys.modules, "comfy_execution", ModuleType("comfy_execution"))
-    monkeypatch.setitem(sys.modules, "comfy_execution.utils", utils)
+    context = None if number is None else SimpleNamespace(prompt_id=number)
+    install_module(monkeypatch, "comfy_execution.utils", get_executing_context=lambda: context)
 
 
 def with_queue(monkeypatch: pytest.MonkeyPatch, running: object) -> None:
     """A server whose queue runs these."""
-    server: Any = ModuleType("server")
-    server.PromptServer = SimpleNamespace(instance=SimpleNamespace(prompt_queue=SimpleNamespace()))
-    server.PromptServer.instance.prompt_queue.currently_running = running
-    monkeypatch.setitem(sys.modules, "server", server)
+    queue = SimpleNamespace(currently_running=running)
+    server = SimpleNamespace(instance=SimpleNamespace(prompt_queue=queue))
+    install_module(monkeypatch, "server", PromptServer=server)
 
 
 def item(number: object, prompt: object) -> tuple[object, ...]:
@@ -67,8 +84,7 @@ def test_a_report_says_whether_quality_is_measured(
     monkeypatch: pytest.MonkeyPatch, inputs: dict[str, Any], measures: bool
 ) -> None:
     in_run(monkeypatch, "mine")
-    report = {"class_type": REPORT, "inputs": inputs}
-    with_queue(monkeypatch, {0: item("mine", {**REPORTED, "5": report})})
+    with_queue(monkeypatch, {0: item("mine", {**REPORTED, "5": node(REPORT, **inputs)})})
     assert measures_quality() is measures
     in_run(monkeypatch, "other")
     assert not measures_quality()
@@ -84,7 +100,6 @@ def test_a_sampling_outside_of_the_queue_is_timed(monkeypatch: pytest.MonkeyPatc
     "running",
     [
         None,
-        [],
         [item("run", SAMPLED)],
         {0: None},
         {0: "run"},
@@ -99,19 +114,49 @@ def test_what_cannot_be_told_is_timed(monkeypatch: pytest.MonkeyPatch, running: 
     """A queue of another version, or of another pack."""
     in_run(monkeypatch, "run")
     with_queue(monkeypatch, running)
-    assert reads_times()
+    assert reads_times() and notes_on_others() == ()
 
 
 @pytest.mark.parametrize("instance", [None, SimpleNamespace(), SimpleNamespace(prompt_queue=None)])
 def test_a_server_without_a_queue(monkeypatch: pytest.MonkeyPatch, instance: object) -> None:
     in_run(monkeypatch, "run")
-    server: Any = ModuleType("server")
-    server.PromptServer = SimpleNamespace(instance=instance)
-    monkeypatch.setitem(sys.modules, "server", server)
+    install_module(monkeypatch, "server", PromptServer=SimpleNamespace(instance=instance))
     assert reads_times()
 
 
-def test_nodes_of_other_shapes_are_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+ODD = {"1": None, "2": REPORT, "3": {"class_type": [REPORT]}, "4": {}, "5": {"class_type": None, "inputs": None}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "notes"),
+    [
+        (SAMPLED, ()),
+        ({"1": node("PathchSageAttentionKJ", sage_attention="auto")}, (SAGE_BESIDE,)),
+        ({"1": node("PathchSageAttentionKJ", sage_attention="disabled")}, ()),
+        ({str(number): node("PathchSageAttentionKJ") for number in range(3)}, (SAGE_BESIDE,)),
+        ({"1": node("LTX2MemoryEfficientSageAttentionPatch")}, (MEMORY_BESIDE,)),
+        (
+            {"1": node("MiniMaxH3MemoryEfficientSageAttentionPatch"), "2": node("PathchSageAttentionKJ")},
+            (MEMORY_BESIDE, SAGE_BESIDE),
+        ),
+        (ODD, ()),
+    ],
+    ids=str,
+)
+def test_kjnodes_patches_in_the_workflow(
+    monkeypatch: pytest.MonkeyPatch, nodes: object, notes: tuple[str, ...]
+) -> None:
     in_run(monkeypatch, "run")
-    with_queue(monkeypatch, {0: item("run", {"1": None, "2": REPORT, "3": {"class_type": [REPORT]}, "4": {}})})
-    assert not reads_times()
+    with_queue(monkeypatch, {0: item("run", nodes)})
+    assert notes_on_others() == notes and not reads_times()
+    in_run(monkeypatch, "another run")
+    assert notes_on_others() == ()
+
+
+def test_node_and_log_say_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    in_run(monkeypatch, "run")
+    with_queue(monkeypatch, {0: item("run", {"1": node("PathchSageAttentionKJ", sage_attention="auto")})})
+    with caplog.at_level(logging.WARNING, "comfy_sage2"):
+        patched = patch_model(Patcher(), settings())
+    assert SAGE_BESIDE in status(sessions_of(patched)[-1])
+    assert [SAGE_BESIDE in record.getMessage() for record in caplog.records] == [True]

@@ -259,24 +259,6 @@ def test_broken_values_are_reported(value: float) -> None:
     assert lines[0].endswith("the result has NaN or infinity")
 
 
-def test_summary_asks_for_one_median_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A median for each call would make the summary of many calls quadratic."""
-    asked: list[int] = []
-
-    def median(times: list[float]) -> float:
-        asked.append(len(times))
-        return 1.0
-
-    monkeypatch.setattr("comfy_sage2.comfyui.session.record.median", median)
-    session = session_of()
-    session.begin_sampling([1.0, 0.0])
-    for layer in range(500):
-        for decision in (BY_KERNEL, Decision(reason="first step")):
-            session.record.add(layer, 0, decision, Watch(1.0), work=("form", layer % 2))
-    assert session.record.summary().speed is not None
-    assert asked == [250, 250]
-
-
 def test_events_count_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA gives milliseconds."""
 

@@ -50,8 +50,3 @@ def test_a_backend_that_cannot_rotate_leaves_the_call_to_comfyui(mode: str, monk
     assert probe(CPU, replace(rotated, rotate="off")).backend == "reference"
     out, label = outputs(rotated, qkv())
     assert torch.equal(out, torch.ones_like(out)) and label == reason
-
-
-def test_a_compiled_model_is_compiled_anew() -> None:
-    plain, rotated = (node_session(settings(rotate=rotate)).dispatcher.settings for rotate in ("off", "on"))
-    assert plain != rotated

@@ -19,12 +19,11 @@ from comfy_sage2.dispatch import registry
 from comfy_sage2.sparsity.choices import BlockChoices
 from comfy_sage2.sparsity.levels import LEVELS
 
-from .calls import Container, node_session, ones, settings
+from .calls import Container, node_session, settings
 from .sparse_samplings import (
     CPU,
     HEAD_DIM,
     HEADS,
-    STEPS,
     TOKENS,
     begin,
     by_mask,
@@ -72,16 +71,6 @@ def test_all_modes_leave_the_same_blocks_out(mode: str) -> None:
     assert torch.equal(out, by_mask(tensors, selected("strong", tensors), mode))
 
 
-def test_looser_bounds_compute_fewer_blocks() -> None:
-    tensors = focused(3, beside=2)
-    shares = []
-    for level in LEVELS:
-        session = sparse(level)
-        sampled(session, tensors)
-        shares.append(figures(session)[0].computed)
-    assert shares == sorted(shares, reverse=True) and shares[-1] < shares[0]
-
-
 @pytest.mark.parametrize(
     ("dense_percent", "expected"),
     [
@@ -99,19 +88,6 @@ def test_the_first_steps_are_dense(dense_percent: float, expected: list[bool]) -
     for out, leaves_out in zip(outs, expected, strict=True):
         assert torch.equal(out, dense(tensors)) or leaves_out
     assert ("the node skips nothing in the first" in report([session])) == (dense_percent > 0.0)
-
-
-def test_each_sampler_of_a_schedule_has_dense_steps_of_its_own() -> None:
-    """Ten steps in two samplers of five: a fifth of each is dense, and not the first two of the ten."""
-    session, tensors = sparse(dense_percent=0.2), focused(1)
-    of_samplers = []
-    for first in (0, 5):
-        session.begin_sampling([sigma(step, 10) for step in range(first, first + 6)])
-        for step in range(first, first + 5):
-            run(session, step, tensors, steps=10)
-        session.end_sampling()
-        of_samplers.append(listed(session))
-    assert of_samplers == [[False, True, True, True, True]] * 2
 
 
 def test_behind_the_dense_steps_calls_choose_their_blocks_in_every_second_step() -> None:
@@ -262,12 +238,3 @@ def test_the_report_says_what_was_computed() -> None:
     assert f"{layer.outdated_error:.4f} just before the next choice of blocks" in text
     assert "  reference · 8b · key blocks skipped: 4 calls" in text
     assert "Key blocks skipped" not in report([node_session(settings())])
-
-
-def test_in_a_single_step_without_dense_ones_blocks_are_left_out() -> None:
-    session, tensors = sparse("strong", dense_percent=0.0), focused(28)
-    session.begin_sampling([1.0, 0.0])
-    with model_passes.running(0, session.begin_pass(1.0, CPU, {})):
-        override = make_override(session)
-        out = override(ones, *tensors, HEADS, _inside_attn_wrapper=True, transformer_options={})
-    assert torch.equal(out, by_mask(tensors, selected("strong", tensors))) and STEPS > 1

@@ -27,18 +27,20 @@ def copy(tmp_path: Path) -> Path:
 
 
 def test_nodes_load_and_pass_through(
-    root: Path, start: Callable[[Path, Path], ComfyServer], copy: Path, patient_threads: None
+    root: Path, start: Callable[[Path, Path], ComfyServer], copy: Path, server: ComfyServer
 ) -> None:
-    """A module of the library raises while it is imported."""
+    """A module of the library raises while it is imported; workflows open as with one that works."""
     (copy / "comfy_sage2" / "dispatch" / "plan.py").write_text('raise RuntimeError("broken on purpose")\n')
-    with start(root, copy) as server:
-        plain = server.latent(server.run(sampling("wan")), LATENT)
-        run = server.run(with_report(sampling("wan", sage("loader"))))
-        assert server.latent(run, LATENT).equal(plain)
+    with start(root, copy) as broken:
+        plain = broken.latent(broken.run(sampling("wan")), LATENT)
+        run = broken.run(with_report(sampling("wan", sage("loader"))))
+        assert broken.latent(run, LATENT).equal(plain)
+        for node in ("SageAttention2", "SageAttention2Options", "SageAttention2Report"):
+            assert broken.get(f"/object_info/{node}") == server.get(f"/object_info/{node}")
         for node in ("sage", REPORT):
             text = run.outputs[node]["text"][0]
             assert "passed through unchanged" in text and "broken on purpose" in text, text
-        assert "Traceback" in server.log.read_text(errors="replace")
+        assert "Traceback" in broken.log.read_text(errors="replace")
 
 
 def test_a_second_copy_leaves_the_first_one_at_work(

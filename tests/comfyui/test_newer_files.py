@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import subprocess
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,22 +15,16 @@ from safetensors.torch import load_file, save_file
 from tools.comfyui.server import ComfyServer, Prompt
 
 from .installations import REPOSITORY, Installation, comfyui_python
-from .prompts import LATENT, REPORT, sage
-from .prompts import sampling as sampling_of_wan
+from .prompts import REPORT, sage
 from .test_families import sampling
 
 pytestmark = pytest.mark.exhaustive
 
-FILE, WIDE, CROSS = "tiny_h3_newer.safetensors", "tiny_h3_wide_heads.safetensors", "tiny_sd15.safetensors"
+FILE, WIDE = "tiny_h3_newer.safetensors", "tiny_h3_wide_heads.safetensors"
 COUNTED = "declared_calls.txt"  # of the support node
 STEPS, BLOCKS = 4, 2
 CALLS = STEPS * BLOCKS
 H3 = [f"blocks.{block}.attn" for block in range(BLOCKS)]  # attention layers
-SD15 = [
-    f"{block}.transformer_blocks.0.{layer}"
-    for block in ("input_blocks.1.1", "middle_block.1", "output_blocks.0.1", "output_blocks.1.1")
-    for layer in ("attn1", "attn2")
-]
 _numbers = itertools.count(1)
 INT8 = json.dumps({"attention": "comfy_kitchen_int8"})
 LIST = json.dumps([{"attention": "comfy_kitchen_sol", "tau": 1.0}, {"attention": "comfy_kitchen_int8"}])
@@ -70,52 +63,8 @@ def h3(chain: Prompt) -> Prompt:
     return prompt
 
 
-def declares(config: str, number: int) -> dict[str, Any]:
-    """A node that makes the blocks of the loaded model ask for `config`; `number` makes each run a new one."""
-    return {
-        "class_type": "TestDeclaredAttention",
-        "inputs": {"model": ["loader", 0], "config": f"{config}{' ' * number}"},
-    }
-
-
 def declared_calls(server: ComfyServer) -> int:
     return len((server.base / "output" / COUNTED).read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("config", [INT8, LIST], ids=["one", "list"])
-@pytest.mark.parametrize(
-    ("options", "declared", "served"),
-    [
-        (None, CALLS, 0),
-        ({}, 0, CALLS),
-        ({"start_percent": 0.5}, CALLS // 2, CALLS // 2),
-        ({"mode": "off"}, CALLS, 0),
-        ({"respect_model_attention": True}, CALLS, 0),
-        ({"backend": "auto"}, CALLS, 0),
-        ({"mode": "exact", "backend": "auto"}, CALLS, 0),
-    ],
-    ids=["none", "8b", "half of the steps", "off", "respected", "idle on a CPU", "exact, idle on a CPU"],
-)
-def test_who_serves_where_the_file_declares_an_attention(
-    newer: ComfyServer, config: str, options: dict[str, Any] | None, declared: int, served: int
-) -> None:
-    """The landscape's experiment: what the node leaves goes to the attention that the file asks for."""
-    number = sum(map(ord, str(options)))
-    chain: Prompt = {"declares": declares(config, number)}
-    if options is not None:
-        chain |= sage("declares", **options)
-    run = newer.run(h3(chain))
-    assert declared_calls(newer) == declared
-    text = run.outputs[REPORT]["text"][0]
-    if served:
-        assert f"{served} of {CALLS} attention calls computed by SageAttention2" in text, text
-    if options is not None:
-        assert re.search(
-            r"The model's file asks for comfy_kitchen_(int8|sol \(tau 1\.0\), else comfy_kitchen_int8)", text
-        )
-    if served and declared:
-        assert f"Left to comfy_kitchen_{'int8' if config == INT8 else 'sol'}" in text
-        assert f"{declared} calls" in text
 
 
 def stored(config: str) -> torch.Tensor:
@@ -123,18 +72,18 @@ def stored(config: str) -> torch.Tensor:
     return torch.tensor(list(config.encode()), dtype=torch.uint8)
 
 
-def declaring(server: ComfyServer, way: str, config: str, file: str, number: int, layers: Sequence[str] = H3) -> Prompt:
-    """What loads the model of `file` with attention `layers` that ask for `config`, by its own file or by a LoRA's."""
+def declaring(server: ComfyServer, way: str, config: str, file: str, number: int) -> Prompt:
+    """What loads the model of `file` with layers that ask for `config`, by its own file or by a LoRA's."""
     models = server.base / "models"
     weights = load_file(models / "diffusion_models" / file)
-    asked = {f"{layer}.comfy_attention.config": stored(config) for layer in layers}
+    asked = {f"{layer}.comfy_attention.config": stored(config) for layer in H3}
     if way == "file":
         name = f"declares_{file}"
         save_file(weights | asked, models / "diffusion_models" / name)
         return {"loader": {"class_type": "TestDeclaringLoader", "inputs": {"unet_name": name, "number": number}}}
     name = f"declares_lora_{file}"
     (models / "loras").mkdir(exist_ok=True)
-    changed = next(key for key, weight in weights.items() if key.startswith(layers[0]) and weight.ndim == 2)
+    changed = next(key for key, weight in weights.items() if key.startswith(H3[0]) and weight.ndim == 2)
     rows, columns = weights[changed].shape
     pair = {"lora_A": torch.full((2, columns), 1e-3), "lora_B": torch.full((rows, 2), 1e-3)}
     lora = {f"{changed.removesuffix('weight')}{part}.weight": weight for part, weight in pair.items()} | asked
@@ -189,38 +138,6 @@ def test_who_computes_what_the_node_declines(
     assert (f"[{code}]" in text) if code else "[SA-3" not in text, text
 
 
-@pytest.fixture(scope="module")
-def cross(newer: ComfyServer, installation: Installation) -> str:
-    """The file of a tiny Stable Diffusion 1.5, whose blocks have self-attention and cross-attention to the text."""
-    write_tiny(newer, installation, CROSS, "Stable Diffusion 1.5")
-    return CROSS
-
-
-@pytest.mark.parametrize("config", [INT8, LIST], ids=["one", "list"])
-@pytest.mark.parametrize("way", ["file", "LoRA"])
-def test_who_computes_the_cross_attention_that_apply_to_leaves_out(
-    newer: ComfyServer, cross: str, way: str, config: str
-) -> None:
-    loads = declaring(newer, way, config, cross, next(_numbers), SD15)
-    chain = {name: node for name, node in loads.items() if name != "loader"}
-    chain |= sage(next(iter(chain), "loader"), apply_to="self only")
-    prompt = sampling_of_wan("wan", chain, steps=STEPS)
-    prompt["loader"]["inputs"]["unet_name"] = cross
-    for text in ("positive", "negative"):
-        prompt[text]["inputs"] |= {"width": 768, "tokens": 24}
-    prompt["sampler"]["inputs"] |= {"model": ["sage", 0], "cfg": 1.0}
-    prompt["empty"] = {"class_type": "EmptyLatentImage", "inputs": {"width": 128, "height": 128, "batch_size": 1}}
-    del prompt["shift"]
-    inputs = {"model": ["sage", 0], "samples": ["sampler", 0]}
-    prompt[REPORT] = {"class_type": "SageAttention2Report", "inputs": inputs}
-    text = newer.run(prompt | loads).outputs[REPORT]["text"][0]
-    calls = STEPS * len(SD15)
-    assert declared_calls(newer) == calls // 2, text
-    assert f"{calls // 2} of {calls} attention calls computed by SageAttention2" in text, text
-    label = "comfy_kitchen_int8" if config == INT8 else "comfy_kitchen_sol (tau 1.0), else comfy_kitchen_int8"
-    assert f"Left to {label}" in text and "[SA-303]" in text, text
-
-
 def both(order: str, sparse: dict[str, Any]) -> Prompt:
     """The node under test and a node of another sparse attention, in one order or the other."""
     if order == "node first":
@@ -260,24 +177,3 @@ def test_dense_calls_of_model_sparse_attention_are_served(
     assert f"{CALLS} of {CALLS} attention calls computed by SageAttention2" in text and "took the place" not in text, (
         text
     )
-
-
-def test_a_file_says_what_its_layers_ask_for(newer: ComfyServer) -> None:
-    """As a checkpoint stores it; ComfyUI's INT8 attention needs a GPU, and the node says that there is none."""
-    folder = newer.base / "models" / "diffusion_models"
-    weights = load_file(folder / FILE)
-    weights["blocks.0.attn.comfy_attention.config"] = torch.tensor(list(INT8.encode()), dtype=torch.uint8)
-    save_file(weights, folder / "tiny_h3_declares.safetensors")
-    prompt = h3(sage("loader"))
-    prompt["loader"]["inputs"]["unet_name"] = "tiny_h3_declares.safetensors"
-    run = newer.run(prompt)
-    for text in (run.outputs["sage"]["text"][0], run.outputs[REPORT]["text"][0]):
-        assert "asks for comfy_kitchen_int8 in 1 attention layers, which this device does not have" in text, text
-    assert f"{CALLS} of {CALLS} attention calls computed by SageAttention2" in run.outputs[REPORT]["text"][0]
-
-
-def test_the_newer_attention_serves_the_node_as_the_older_one(newer: ComfyServer) -> None:
-    plain = newer.latent(newer.run(h3(sage("loader", mode="off"))), LATENT)
-    served = newer.latent(newer.run(h3(sage("loader", rotate="on"))), LATENT)
-    assert not torch.equal(plain, served)
-    assert float(torch.nn.functional.cosine_similarity(plain.flatten(), served.flatten(), dim=0)) > 0.999

@@ -12,7 +12,8 @@ import torch
 from comfy.model_management import InterruptProcessingException
 from comfy_api.latest import ComfyExtension, io
 
-from .declared import DeclaredAttention, DeclaringLoader, DeclaringLora
+from .declared import DeclaringLoader, DeclaringLora
+from .schema import patch_schema
 from .sparse import SparseAttention, SparseBlocks
 from .wan_wrapper import WanWrapperOnCpu
 
@@ -55,12 +56,7 @@ class HalvedAttention(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="TestHalvedAttention",
-            category="testing",
-            inputs=[io.Model.Input("model")],
-            outputs=[io.Model.Output()],
-        )
+        return patch_schema("TestHalvedAttention")
 
     @classmethod
     def execute(cls, model: Any) -> io.NodeOutput:
@@ -73,38 +69,21 @@ class HalvedAttention(io.ComfyNode):
         return io.NodeOutput(patched)
 
 
-class TakenOver(io.ComfyNode):
-    """A pack that puts its own attention into the place of every other in each second pass of the model.
-
-    hidden: nobody is asked, as in models that call attention without ComfyUI's hook.
-    """
+class HiddenAttention(io.ComfyNode):
+    """A model that asks nobody for attention, as models do that call it without ComfyUI's hook."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="TestTakenOver",
-            category="testing",
-            inputs=[io.Model.Input("model"), io.Boolean.Input("hidden", default=False)],
-            outputs=[io.Model.Output()],
-        )
+        return patch_schema("TestHiddenAttention")
 
     @classmethod
-    def execute(cls, model: Any, hidden: bool) -> io.NodeOutput:
-        patched, passes = model.clone(), 0
-
-        def override(func: Any, *args: Any, **kwargs: Any) -> Any:
-            return func(*args, **kwargs)
+    def execute(cls, model: Any) -> io.NodeOutput:
+        patched = model.clone()
 
         def wrapper(apply_model: Any, arguments: Any) -> Any:
-            nonlocal passes
-            passes += 1
-            conditions = dict(arguments["c"])
-            options = dict(conditions["transformer_options"])
-            if hidden:
-                del options["optimized_attention_override"]
-            elif passes % 2 == 0:
-                options["optimized_attention_override"] = override
-            conditions["transformer_options"] = options
+            options = dict(arguments["c"]["transformer_options"])
+            del options["optimized_attention_override"]
+            conditions = {**arguments["c"], "transformer_options": options}
             return apply_model(arguments["input"], arguments["timestep"], **conditions)
 
         patched.set_model_unet_function_wrapper(wrapper)
@@ -112,14 +91,14 @@ class TakenOver(io.ComfyNode):
 
 
 @contextmanager
-def changed_outputs(change: Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Within it `change` makes the output of each call of the pack's backends, of its plan, q, k and the output."""
+def changed_outputs(change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Within it `change` makes the output of each call of the pack's backends."""
     runner: Any = sys.modules["comfy_sage2.comfyui.session.runner"]
     run = runner.run
 
     def changed(plan: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: Any) -> Any:
         out, lse = run(plan, q, k, v, optional)
-        out = change(plan, q, k, out)
+        out = change(out)
         if optional.nonfinite is not None and not out.isfinite().all():
             optional.nonfinite.fill_(1)
         return out, lse
@@ -131,67 +110,6 @@ def changed_outputs(change: Callable[[Any, torch.Tensor, torch.Tensor, torch.Ten
         runner.run = run
 
 
-class BrokenCrossAttention(io.ComfyNode):
-    """While the model is sampled, the pack's quantized cross-attention gives NaN, as a kernel that overflows would."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="TestBrokenCrossAttention",
-            category="testing",
-            inputs=[io.Model.Input("model")],
-            outputs=[io.Model.Output()],
-        )
-
-    @classmethod
-    def execute(cls, model: Any) -> io.NodeOutput:
-        patched = model.clone()
-        patched.add_wrapper_with_key("outer_sample", "testing", cls.sample)
-        return io.NodeOutput(patched)
-
-    @staticmethod
-    def sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
-        def broken(plan: Any, q: torch.Tensor, k: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-            return out.fill_(float("nan")) if q.shape != k.shape else out
-
-        with changed_outputs(broken):
-            return executor(*args, **kwargs)
-
-
-class ResultCache(io.ComfyNode):
-    """A caching pack: wraps the model's call, and answers a pass with the same input as the last by its result."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="TestResultCache",
-            category="testing",
-            inputs=[io.Model.Input("model")],
-            outputs=[io.Model.Output()],
-        )
-
-    @classmethod
-    def execute(cls, model: Any) -> io.NodeOutput:
-        patched = model.clone()
-        kept: list[Any] = []
-
-        def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not kept or not torch.equal(kept[0], x):
-                kept[:] = [x.clone(), type(diffusion_model).forward(diffusion_model, x, *args, **kwargs)]
-            return kept[1]
-
-        def wrapper(apply_model: Any, arguments: Any) -> Any:
-            diffusion_model.forward = forward
-            try:
-                return apply_model(arguments["input"], arguments["timestep"], **arguments["c"])
-            finally:
-                del diffusion_model.forward
-
-        diffusion_model = patched.model.diffusion_model
-        patched.set_model_unet_function_wrapper(wrapper)
-        return io.NodeOutput(patched)
-
-
 class Fault(io.ComfyNode):
     """While the model is sampled, one attention call or one pass fails in a chosen way; `number` makes each run new.
 
@@ -200,16 +118,11 @@ class Fault(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="TestFault",
-            category="testing",
-            inputs=[
-                io.Model.Input("model"),
-                io.String.Input("kind", default="none"),
-                io.String.Input("place", default="backend"),
-                io.Int.Input("number", default=0, min=0, max=2**31),
-            ],
-            outputs=[io.Model.Output()],
+        return patch_schema(
+            "TestFault",
+            io.String.Input("kind", default="none"),
+            io.String.Input("place", default="backend"),
+            io.Int.Input("number", default=0, min=0, max=2**31),
         )
 
     @classmethod
@@ -287,7 +200,7 @@ def with_backend(fail: Any) -> Any:
     """A wrapper of the sampling in which the pack's backends fail."""
 
     def sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
-        with changed_outputs(lambda plan, q, k, out: fail(out)):
+        with changed_outputs(fail):
             return executor(*args, **kwargs)
 
     return sample
@@ -327,15 +240,12 @@ class SupportExtension(ComfyExtension):
         return [
             RandomConditioning,
             HalvedAttention,
-            TakenOver,
-            BrokenCrossAttention,
-            ResultCache,
+            HiddenAttention,
             Fault,
             ModelState,
             GivenValue,
             SparseAttention,
             SparseBlocks,
-            DeclaredAttention,
             DeclaringLoader,
             DeclaringLora,
             WanWrapperOnCpu,

@@ -21,6 +21,8 @@ from comfy_api.latest import io
 
 from nodes import UNETLoader  # type: ignore[attr-defined]
 
+from .schema import patch_schema
+
 COUNTED = "declared_calls.txt"  # in the output folder: a character for each call
 CHILD = "comfy_attention"
 CONFIG = ".config"
@@ -51,29 +53,6 @@ class Declared(torch.nn.Module):
         super().__init__()
         self.config = config
         self.function = counted_attention
-
-
-class DeclaredAttention(io.ComfyNode):
-    """Sets what the blocks of a model ask for, as a LoRA may: by object patches."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="TestDeclaredAttention",
-            category="testing",
-            inputs=[io.Model.Input("model"), io.String.Input("config", default="{}")],
-            outputs=[io.Model.Output()],
-        )
-
-    @classmethod
-    def execute(cls, model: Any, config: str) -> io.NodeOutput:
-        patched = model.clone()
-        _count_anew()
-        diffusion_model = patched.model.diffusion_model
-        for name, _ in diffusion_model.named_modules():
-            if name.startswith("blocks.") and name.endswith(f".{CHILD}"):
-                patched.add_object_patch(f"diffusion_model.{name}", Declared(json.loads(config)))
-        return io.NodeOutput(patched)
 
 
 class DeclaringLoader(io.ComfyNode):
@@ -127,15 +106,8 @@ class DeclaringLora(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="TestDeclaringLora",
-            category="testing",
-            inputs=[
-                io.Model.Input("model"),
-                io.String.Input("lora_name"),
-                io.Int.Input("number", default=0, min=0, max=2**31),
-            ],
-            outputs=[io.Model.Output()],
+        return patch_schema(
+            "TestDeclaringLora", io.String.Input("lora_name"), io.Int.Input("number", default=0, min=0, max=2**31)
         )
 
     @classmethod

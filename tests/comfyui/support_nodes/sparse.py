@@ -12,6 +12,8 @@ import torch
 from comfy.patcher_extension import CallbacksMP
 from comfy_api.latest import io
 
+from .schema import patch_schema
+
 OVERRIDE = "optimized_attention_override"
 
 
@@ -20,12 +22,7 @@ class SparseAttention(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="TestSparseAttention",
-            category="testing",
-            inputs=[io.Model.Input("model"), io.Float.Input("start_percent", default=0.5, min=0.0, max=1.0)],
-            outputs=[io.Model.Output()],
-        )
+        return patch_schema("TestSparseAttention", io.Float.Input("start_percent", default=0.5, min=0.0, max=1.0))
 
     @classmethod
     def execute(cls, model: Any, start_percent: float) -> io.NodeOutput:
@@ -70,12 +67,7 @@ class SparseBlocks(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="TestSparseBlocks",
-            category="testing",
-            inputs=[io.Model.Input("model"), io.Float.Input("start_percent", default=0.5, min=0.0, max=1.0)],
-            outputs=[io.Model.Output()],
-        )
+        return patch_schema("TestSparseBlocks", io.Float.Input("start_percent", default=0.5, min=0.0, max=1.0))
 
     @classmethod
     def execute(cls, model: Any, start_percent: float) -> io.NodeOutput:

@@ -11,11 +11,12 @@ from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.comfyui.adapter.pass_options import changes_of
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import sparsity
+from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment
 from comfy_sage2.sparsity.levels import LEVELS
 
-from .calls import node_session, ones, settings
+from .calls import REFERENCE, ones, settings
 
 CPU = torch.device("cpu")
 HEADS, HEAD_DIM, TOKENS = 2, 32, 8 * 128
@@ -29,56 +30,66 @@ def focused(seed: int, tokens: int = TOKENS, batch: int = 1, beside: int = 0) ->
     block = torch.arange(tokens) // 128
     keys = 14.0 * directions[block % HEAD_DIM]
     queries = keys + 0.9 * keys.roll(128 * beside, dims=0) if beside else keys
-    found = [
+    queries_and_keys = [
         (tensor + 0.1 * torch.randn(batch, tokens, HEAD_DIM, generator=generator)).repeat(1, 1, HEADS)
         for tensor in (queries, keys)
     ]
-    return [*found, torch.randn(batch, tokens, HEADS * HEAD_DIM, generator=generator)]
+    return [*queries_and_keys, torch.randn(batch, tokens, HEADS * HEAD_DIM, generator=generator)]
 
 
-def sparse(level: str = "medium", **options: Any) -> Session:
-    return node_session(settings(sparse=level, **options))
+class SparseSession(Session):
+    """A session with `sparse`, and samplings of STEPS steps with it."""
+
+    def begin(self) -> None:
+        self.begin_sampling([sigma(step) for step in range(STEPS + 1)])
+
+    def run(
+        self,
+        step: float,
+        *calls: list[torch.Tensor],
+        at_end: bool = True,
+        of_pass: dict[str, Any] | None = None,
+        **keywords: Any,
+    ) -> list[Any]:
+        """One pass in `step`, or between it and the next, that makes these calls; it gets the options `of_pass`."""
+        override = make_override(self)
+        outs: list[Any] = []
+
+        def model() -> torch.Tensor:
+            outs.clear()
+            for tensors in calls:
+                kwargs = {"_inside_attn_wrapper": True, "transformer_options": {}, **keywords}
+                outs.append(override(ones, *tensors, HEADS, **kwargs))
+            return torch.cat([out.flatten() for out in outs])
+
+        model_pass = self.begin_pass(sigma(step), CPU, of_pass or {})
+        model_pass.check_at_end, model_pass.changes = at_end, changes_of(None, of_pass or {}, {})
+        self.run_pass(model_pass, model)
+        return outs
+
+    def sampled(self, tensors: list[torch.Tensor], steps: int = STEPS, **keywords: Any) -> list[torch.Tensor]:
+        """The outputs of a call in the first `steps` steps of a sampling."""
+        self.begin()
+        outs = [self.run(step, tensors, **keywords)[0] for step in range(steps)]
+        self.end_sampling()
+        return outs
+
+    def listed(self) -> list[bool]:
+        """For each step whether blocks were left out in layer 0."""
+        cells = self.record.summary().cells
+        return [cells[0, step].skips for step in range(1 + max(step for _, step in cells))]
+
+    def figures(self) -> dict[int, sparsity.LayerSparsity]:
+        assert self.dispatcher.sparsity is not None
+        return self.dispatcher.sparsity.layers()
 
 
-def sigma(step: float, steps: int = STEPS) -> float:
-    return 1.0 - step / steps
+def sparse(level: str = "medium", **options: Any) -> SparseSession:
+    return SparseSession(Dispatcher(settings(sparse=level, **options), REFERENCE))
 
 
-def begin(session: Session, steps: int = STEPS) -> None:
-    session.begin_sampling([sigma(step, steps) for step in range(steps + 1)])
-
-
-def run(
-    session: Session,
-    step: float,
-    *calls: list[torch.Tensor],
-    at_end: bool = True,
-    of_pass: dict[str, Any] | None = None,
-    steps: int = STEPS,
-    **keywords: Any,
-) -> list[Any]:
-    """One pass in `step`, or between it and the next, that makes these calls; it gets the options `of_pass`."""
-    override = make_override(session)
-    outs: list[Any] = []
-
-    def model() -> torch.Tensor:
-        outs.clear()
-        for tensors in calls:
-            kwargs = {"_inside_attn_wrapper": True, "transformer_options": {}, **keywords}
-            outs.append(override(ones, *tensors, HEADS, **kwargs))
-        return torch.cat([out.flatten() for out in outs])
-
-    model_pass = session.begin_pass(sigma(step, steps), CPU, of_pass or {})
-    model_pass.check_at_end, model_pass.changes = at_end, changes_of(None, of_pass or {}, {})
-    session.run_pass(model_pass, model)
-    return outs
-
-
-def sampled(session: Session, tensors: list[torch.Tensor], steps: int = STEPS, **keywords: Any) -> list[torch.Tensor]:
-    begin(session)
-    outs = [run(session, step, tensors, **keywords)[0] for step in range(steps)]
-    session.end_sampling()
-    return outs
+def sigma(step: float) -> float:
+    return 1.0 - step / STEPS
 
 
 def dense(tensors: list[torch.Tensor], mode: str = "8b") -> torch.Tensor:
@@ -99,14 +110,3 @@ def by_mask(tensors: list[torch.Tensor], active: torch.Tensor, mode: str = "8b")
     q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)) for tensor in tensors)
     lists = BlockMask.from_dense(active)
     return attention(q, k, v, mode=mode, layout="BNHD", backend="reference", rotate="off", block_mask=lists).flatten(2)
-
-
-def listed(session: Session) -> list[bool]:
-    """For each step whether blocks were left out in layer 0."""
-    cells = session.record.summary().cells
-    return [cells[0, step].skips for step in range(1 + max(step for _, step in cells))]
-
-
-def figures(session: Session) -> dict[int, sparsity.LayerSparsity]:
-    assert session.dispatcher.sparsity is not None
-    return session.dispatcher.sparsity.layers()

@@ -1,4 +1,4 @@
-"""Mode precise: chosen by the user and by the guard, and refused where a backend lacks it."""
+"""Mode precise as the guard's next step."""
 
 from __future__ import annotations
 
@@ -7,20 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session import guard
-from comfy_sage2.comfyui.session.dispatcher import probe
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.dispatch import registry
-from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.reference.exact import exact_attention
 
-from .calls import SIGMAS, call, node_session, ones, qkv, serve_by, session_with, settings
-
-CPU = torch.device("cpu")
-PRECISE = AttentionOptions("precise")
+from .calls import SIGMAS, call, qkv, serve_by, session_with
 
 
 class Kernel:
@@ -36,10 +28,6 @@ class Kernel:
         self.asked.append(options.mode)
         value = float("nan") if options.mode in self.broken else 10.0 * (1 + self.ORDER.index(options.mode))
         return torch.full_like(q, value)
-
-
-def without_precise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry.get("reference"), "constraints", (option_is("mode", "8b", "4b"),))
 
 
 def sampled(kernel: Kernel, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Session, list[float]]:
@@ -78,8 +66,8 @@ def test_a_layer_that_breaks_in_precise_later_is_left_to_comfyui(monkeypatch: py
     assert "in step 4 (reference · precise); ComfyUI's attention computed it again" in report([session])
 
 
+@pytest.mark.usefixtures("without_precise")
 def test_without_precise_comfyui_computes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_precise(monkeypatch)
     kernel = Kernel("8b")
     session, means = sampled(kernel, monkeypatch)
     assert means == [1.0, 1.0] and kernel.asked == ["8b"]
@@ -91,30 +79,3 @@ def test_after_precise_comes_comfyui(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel("precise")
     _, means = sampled(kernel, monkeypatch, mode="precise")
     assert means == [1.0, 1.0] and kernel.asked == ["precise"]
-
-
-@pytest.mark.parametrize("smooth_v", [False, True])
-def test_the_node_computes_in_precise(smooth_v: bool) -> None:
-    """Its values are not quantized, so that there is nothing to smooth, and nothing to report as smoothed."""
-    chosen = settings(mode="precise", smooth_v=smooth_v, rotate="on")
-    assert chosen.describe() == "mode precise, rotation in all heads, always quantized, no guard, backend reference"
-    session = node_session(chosen)
-    session.begin_sampling(SIGMAS)
-    tensors = qkv()
-    out = call(session, *tensors, 2)
-    q, k, v = (tensor.unflatten(-1, (2, 64)).transpose(1, 2) for tensor in tensors)
-    exact, _ = exact_attention(q, k, v)
-    assert Agreement.of(out.unflatten(-1, (2, 64)).transpose(1, 2), exact).relative_l1 < 0.012
-    (share,) = session.record.summary().shares
-    assert share.decision.label == "reference · precise · rotation"
-
-
-def test_a_backend_without_precise_leaves_the_call_to_comfyui(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_precise(monkeypatch)
-    reason = "[SA-206] mode must be 8b or 4b here, got precise"
-    assert probe(CPU, settings(mode="precise")).reason == reason
-    session = node_session(settings(mode="precise"))
-    session.begin_sampling(SIGMAS)
-    out = call(session, *qkv(), 2, func=ones)
-    assert torch.equal(out, torch.ones_like(out))
-    assert [share.decision.reason for share in session.record.summary().shares] == [reason]

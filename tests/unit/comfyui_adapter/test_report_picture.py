@@ -83,7 +83,7 @@ def test_every_picture_has_one_size() -> None:
         [],
         [session_of(expected=Decision(reason="no kernel " * 60))],
         [session_of()],
-        [recorded(300, 200)],
+        [recorded(120, 40)],
         [recorded(2, 1, 0)],
     ):
         image = draw(sessions)
@@ -94,8 +94,8 @@ def test_every_picture_has_one_size() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
-    ["word " * 800, "x" * 4000, "\x00\x1b[31m" * 50_000, "\ud800\u202e" * 50_000, "a\n" * 100_000, "🦊 文字 " * 1000],
-    ids=["words", "one word", "controls", "surrogates", "lines", "other letters"],
+    ["word " * 800, "x" * 4000, "\x00\x1b[31m\ud800\u202e" * 30_000, "a\n" * 100_000],
+    ids=["words", "one word", "controls", "lines"],
 )
 def test_hostile_reasons_are_drawn_within_the_margins(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In few measurements of few characters: each takes time with the length of its text."""

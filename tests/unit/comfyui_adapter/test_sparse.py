@@ -20,23 +20,7 @@ from comfy_sage2.sparsity.choices import BlockChoices
 from comfy_sage2.sparsity.levels import LEVELS
 
 from .calls import Container, node_session, settings
-from .sparse_samplings import (
-    CPU,
-    HEAD_DIM,
-    HEADS,
-    TOKENS,
-    begin,
-    by_mask,
-    dense,
-    figures,
-    focused,
-    listed,
-    run,
-    sampled,
-    selected,
-    sigma,
-    sparse,
-)
+from .sparse_samplings import CPU, HEAD_DIM, HEADS, TOKENS, by_mask, dense, focused, selected, sigma, sparse
 
 pytestmark = pytest.mark.usefixtures("short_calls_are_sparse")
 
@@ -55,19 +39,19 @@ def with_kinds(monkeypatch: pytest.MonkeyPatch, kinds: TokenKinds) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_heads_stay_within_the_bound(level: str) -> None:
     session, tensors = sparse(level), focused(0)
-    outs = sampled(session, tensors)
+    outs = session.sampled(tensors)
     whole, bound = dense(tensors), LEVELS[level]
-    assert listed(session) == [False, True, True, True, True]
+    assert session.listed() == [False, True, True, True, True]
     for out in outs[1:]:
         assert (out - whole).norm() / whole.norm() <= 1.2 * bound + 1e-4
-    (layer,) = figures(session).values()
+    (layer,) = session.figures().values()
     assert layer.error <= bound and layer.computed < 0.7
 
 
 @pytest.mark.parametrize("mode", ["8b", "4b", "precise"])
 def test_all_modes_leave_the_same_blocks_out(mode: str) -> None:
     session, tensors = sparse("strong", mode=mode, dense_percent=0.0), focused(0, beside=2)
-    out = sampled(session, tensors, 1)[0]
+    out = session.sampled(tensors, 1)[0]
     assert torch.equal(out, by_mask(tensors, selected("strong", tensors), mode))
 
 
@@ -83,8 +67,8 @@ def test_all_modes_leave_the_same_blocks_out(mode: str) -> None:
 )
 def test_the_first_steps_are_dense(dense_percent: float, expected: list[bool]) -> None:
     session, tensors = sparse(dense_percent=dense_percent), focused(1)
-    outs = sampled(session, tensors)
-    assert listed(session) == expected
+    outs = session.sampled(tensors)
+    assert session.listed() == expected
     for out, leaves_out in zip(outs, expected, strict=True):
         assert torch.equal(out, dense(tensors)) or leaves_out
     assert ("the node skips nothing in the first" in report([session])) == (dense_percent > 0.0)
@@ -92,8 +76,8 @@ def test_the_first_steps_are_dense(dense_percent: float, expected: list[bool]) -
 
 def test_behind_the_dense_steps_calls_choose_their_blocks_in_every_second_step() -> None:
     session, tensors = sparse("strong"), focused(6, beside=2)
-    outs = sampled(session, tensors)
-    (layer,) = figures(session).values()
+    outs = session.sampled(tensors)
+    (layer,) = session.figures().values()
     assert (layer.calls, layer.choices) == (4, 2), "step 1 is dense, steps 2 and 4 choose"
     assert layer.outdated_error is not None
     for first, steps in ((1, (1, 2)), (3, (3, 4))):
@@ -104,27 +88,27 @@ def test_behind_the_dense_steps_calls_choose_their_blocks_in_every_second_step()
 
 def test_a_layer_whose_first_step_comes_late_chooses_its_blocks_then() -> None:
     session = sparse(start_percent=0.4)
-    sampled(session, focused(7))
-    assert listed(session) == [False, False, True, True, True] and figures(session)[0].choices == 2
+    session.sampled(focused(7))
+    assert session.listed() == [False, False, True, True, True] and session.figures()[0].choices == 2
 
 
 def test_a_further_evaluation_of_the_last_dense_step_is_dense() -> None:
     session, tensors = sparse(dense_percent=0.2), focused(2)
-    begin(session)
+    session.begin()
     for session.evaluations in (1, 2):
-        assert torch.equal(run(session, 0, tensors)[0], dense(tensors))
-    run(session, 1, tensors)
-    assert listed(session) == [False, True]
+        assert torch.equal(session.run(0, tensors)[0], dense(tensors))
+    session.run(1, tensors)
+    assert session.listed() == [False, True]
 
 
 def test_each_head_has_blocks_of_its_own() -> None:
     sharp, flat = focused(23), [tensor * scale for tensor, scale in zip(focused(24), (0.1, 0.1, 1.0), strict=True)]
     tensors = [torch.cat([a[..., :HEAD_DIM], b[..., :HEAD_DIM]], 2) for a, b in zip(sharp, flat, strict=True)]
     session = sparse("light", dense_percent=0.0)
-    out = sampled(session, tensors, 1)[0]
+    out = session.sampled(tensors, 1)[0]
     active = selected("light", tensors)
     assert active[0, 0].float().mean() < 0.7 and active[0, 1].all() and torch.equal(out, by_mask(tensors, active))
-    assert figures(session)[0].head_shares == pytest.approx(active[0].float().mean(dim=(1, 2)).tolist())
+    assert session.figures()[0].head_shares == pytest.approx(active[0].float().mean(dim=(1, 2)).tolist())
 
 
 def test_the_calls_own_scale_is_what_errors_are_measured_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +120,9 @@ def test_the_calls_own_scale_is_what_errors_are_measured_with(monkeypatch: pytes
 
     monkeypatch.setattr(BlockChoices, "block_mask", watched)
     session = sparse(dense_percent=0.0)
-    begin(session)
-    run(session, 0, focused(25), scale=0.125)
-    run(session, 1, focused(25))
+    session.begin()
+    session.run(0, focused(25), scale=0.125)
+    session.run(1, focused(25))
     assert scales == [0.125, pytest.approx(HEAD_DIM**-0.5)]
 
 
@@ -156,7 +140,7 @@ def test_blocks_of_text_are_keys_of_all_and_their_queries_are_dense(
     tensors = focused(4)
     plain = selected("strong", tensors)
     with_kinds(monkeypatch, kinds)
-    out = sampled(sparse("strong", dense_percent=0.0), tensors, 1)[0]
+    out = sparse("strong", dense_percent=0.0).sampled(tensors, 1)[0]
     active = plain.clone()
     for block in always:
         active[..., block] = True
@@ -168,7 +152,7 @@ def test_blocks_of_text_are_keys_of_all_and_their_queries_are_dense(
 def test_a_call_that_may_be_all_text_is_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     with_kinds(monkeypatch, TokenKinds(beside=TOKENS // 2))
     session, tensors = sparse(), focused(4)
-    assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
+    assert all(torch.equal(out, dense(tensors)) for out in session.sampled(tensors, 3))
     reason = "  3 calls computed all key blocks: [SA-318] this call may hold only tokens of a text"
     assert report([session]).count(reason) == 1
 
@@ -195,8 +179,8 @@ def test_few_skipped_blocks_are_computed_where_lists_would_not_pay(monkeypatch: 
     """The call that chooses does not wait for the share of its blocks, so it goes without them only a step later."""
     monkeypatch.setattr(registry.get("reference"), "least_skipped", lambda mode: 0.9)
     session, tensors = sparse(dense_percent=0.0), focused(17)
-    outs = sampled(session, tensors)
-    assert listed(session) == [True, False, True, False, True]
+    outs = session.sampled(tensors)
+    assert session.listed() == [True, False, True, False, True]
     assert all(torch.equal(outs[step], dense(tensors)) for step in (1, 3))
     reason = "[SA-318] less than 90% of its key blocks can be skipped: that would save no time"
     assert f"  2 calls computed all key blocks: {reason}\n" in report([session])
@@ -209,25 +193,25 @@ def test_inputs_in_containers_are_kept_until_their_blocks_are_chosen(
     monkeypatch.setattr(registry.get("reference"), "least_skipped", lambda mode: least_skipped)
     session, tensors = sparse(dense_percent=0.0), focused(14)
     override = make_override(session)
-    begin(session)
+    session.begin()
     for step in range(2):
         containers = [Container(tensor) for tensor in tensors]
         with model_passes.running(0, session.begin_pass(sigma(step), CPU, {})):
             override.container_function(*containers, HEADS, transformer_options={})  # type: ignore[attr-defined]
         assert all(container.tensor is None for container in containers)
-    assert listed(session) == [True, least_skipped == 0.0]
+    assert session.listed() == [True, least_skipped == 0.0]
 
 
 def test_nothing_is_kept_after_a_sampling() -> None:
     session = sparse()
-    sampled(session, focused(26))
+    session.sampled(focused(26))
     assert session.dispatcher.sparsity is not None and not session.dispatcher.sparsity._choices._choices
 
 
 def test_the_report_says_what_was_computed() -> None:
     session = sparse("strong")
-    sampled(session, focused(15))
-    (layer,) = figures(session).values()
+    session.sampled(focused(15))
+    (layer,) = session.figures().values()
     text = report([session])
     assert f"Key blocks skipped (sparse strong): {layer.computed:.1%} of the blocks of 4 calls were computed\n" in text
     speed = compared_speed(session.record.summary().skip_speeds[0].ratio)

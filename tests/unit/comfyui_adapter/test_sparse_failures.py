@@ -15,31 +15,18 @@ from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session.record import Decision, decision_of
-from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.dispatch import registry
 from comfy_sage2.dispatch.plan import EXACT_IS_FASTER, CallPlan, plan
 from comfy_sage2.options import EXACT, AttentionOptions
 
-from .calls import node_session, serve_by, settings
 from .calls import reference_attention as attention
-from .sparse_samplings import (
-    TOKENS,
-    begin,
-    by_mask,
-    dense,
-    figures,
-    focused,
-    listed,
-    run,
-    sampled,
-    selected,
-    sparse,
-)
+from .calls import serve_by
+from .sparse_samplings import TOKENS, SparseSession, by_mask, dense, focused, selected, sparse
 
 pytestmark = pytest.mark.usefixtures("short_calls_are_sparse")
 
 
-def everywhere(level: str = "medium", **options: Any) -> Session:
+def everywhere(level: str = "medium", **options: Any) -> SparseSession:
     """A session whose every step is sparse."""
     return sparse(level, dense_percent=0.0, **options)
 
@@ -54,10 +41,8 @@ def everywhere(level: str = "medium", **options: Any) -> Session:
     ids=["mask", "short", "cross"],
 )
 def test_other_calls_are_dense(tensors: list[torch.Tensor], keywords: dict[str, Any], reason: str | None) -> None:
-    session, plain = everywhere(), node_session(settings())
-    for out, whole in zip(
-        sampled(session, tensors, 2, **keywords), sampled(plain, tensors, 2, **keywords), strict=True
-    ):
+    session, plain = everywhere(), sparse("off")
+    for out, whole in zip(session.sampled(tensors, 2, **keywords), plain.sampled(tensors, 2, **keywords), strict=True):
         assert torch.equal(out, whole)
     text = report([session])
     assert "Key blocks skipped (sparse medium): none" in text
@@ -68,15 +53,15 @@ def test_other_calls_are_dense(tensors: list[torch.Tensor], keywords: dict[str, 
 def test_a_backend_without_lists_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry.get("reference"), "constraints", (DENSE,))
     session, tensors = everywhere(), focused(9)
-    assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
+    assert all(torch.equal(out, dense(tensors)) for out in session.sampled(tensors, 3))
     assert report([session]).count("  3 calls computed all key blocks: [SA-212] ") == 1
 
 
 def test_exact_attention_stays_exact() -> None:
     session = everywhere(mode="exact")
-    sampled(session, focused(10), 2)
+    session.sampled(focused(10), 2)
     reason = "[SA-318] an exact attention computes them and leaves out no key blocks"
-    assert f"  2 calls computed all key blocks: {reason}\n" in report([session]) and not figures(session)
+    assert f"  2 calls computed all key blocks: {reason}\n" in report([session]) and not session.figures()
 
 
 def test_an_exact_attention_in_the_modes_place_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +77,7 @@ def test_an_exact_attention_in_the_modes_place_is_named(monkeypatch: pytest.Monk
         return decision_of(CallPlan(found.signature, found.backend, EXACT_IS_FASTER))
 
     monkeypatch.setattr(session.dispatcher, "choose", faster)
-    sampled(session, tensors, 2)
+    session.sampled(tensors, 2)
     text = report([session])
     assert "Key blocks skipped (sparse medium): none" in text
     reason = f"an exact attention computes them and leaves out no key blocks: {EXACT_IS_FASTER}"
@@ -116,8 +101,8 @@ def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, brok
     else:
         monkeypatch.setattr(f"comfy_sage2.{broken}", fails)
     session, tensors = everywhere(), focused(11)
-    assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
-    assert listed(session) == [False] * 3
+    assert all(torch.equal(out, dense(tensors)) for out in session.sampled(tensors, 3))
+    assert session.listed() == [False] * 3
     given_up = f"[SA-318] skipping key blocks failed and stays off for this sampling: {error}"
     assert report([session]).count(given_up) == 1
     assert all(share.decision.backend == "reference" for share in session.record.summary().shares)
@@ -135,7 +120,7 @@ def test_a_backend_that_cannot_bind_lists_is_dense(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(registry, "BACKENDS", (ReferenceBackend(),))  # of which nothing is planned yet
     monkeypatch.setattr(ReferenceBackend, "bind", fails)
     session, tensors = everywhere(), focused(11)
-    assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
+    assert all(torch.equal(out, dense(tensors)) for out in session.sampled(tensors, 3))
     assert report([session]).count("stays off for this sampling: no image for this device") == 1
     assert all(share.decision.backend == "reference" for share in session.record.summary().shares)
 
@@ -144,9 +129,9 @@ def test_the_next_sampling_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     session, tensors = everywhere(), focused(11)
     with monkeypatch.context() as patched:
         patched.setattr("comfy_sage2.sparsity.choices.block_scores", None)
-        sampled(session, tensors, 2)
-    sampled(session, tensors, 2)
-    assert listed(session) == [True, True] and "stays off" not in report([session])
+        session.sampled(tensors, 2)
+    session.sampled(tensors, 2)
+    assert session.listed() == [True, True] and "stays off" not in report([session])
 
 
 @pytest.mark.parametrize("at_end", [True, False], ids=["once a pass", "at each call"])
@@ -163,8 +148,8 @@ def test_a_broken_output_takes_the_layer_to_precise_with_all_blocks(
 
     serve_by(monkeypatch, broken_lists)
     session, tensors = everywhere(guard=True), focused(12)
-    begin(session)
-    outs = [run(session, step, tensors, at_end=at_end)[0] for step in range(4)]
+    session.begin()
+    outs = [session.run(step, tensors, at_end=at_end)[0] for step in range(4)]
     session.end_sampling()
     assert all(out.isfinite().all() for out in outs)
     assert session.record.summary().cells[0, 3].label == "reference · precise"
@@ -185,9 +170,9 @@ def test_what_a_broken_pass_chose_is_thrown_away(monkeypatch: pytest.MonkeyPatch
 
     serve_by(monkeypatch, first_breaks)
     session, other = everywhere("light", guard=True), focused(28, beside=3)
-    begin(session)
-    run(session, 0, other, tensors)  # the pass is made again
-    outs = run(session, 1, other, tensors)
+    session.begin()
+    session.run(0, other, tensors)  # the pass is made again
+    outs = session.run(1, other, tensors)
     session.end_sampling()
-    for layer, out, call in zip(figures(session).values(), outs, (other, tensors), strict=True):
+    for layer, out, call in zip(session.figures().values(), outs, (other, tensors), strict=True):
         assert (layer.choices, layer.calls) == (1, 2) and torch.equal(out, by_mask(call, selected("light", call)))

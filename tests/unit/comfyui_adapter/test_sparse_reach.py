@@ -15,33 +15,19 @@ from comfy_sage2.comfyui.adapter.pass_options import changes_of
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.hooks.sampling import evaluation_wrapper, pass_wrapper
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.session.session import Session
 
 from .calls import Executor, ones
-from .sparse_samplings import (
-    HEADS,
-    STEPS,
-    TOKENS,
-    begin,
-    by_mask,
-    dense,
-    figures,
-    focused,
-    run,
-    selected,
-    sigma,
-    sparse,
-)
+from .sparse_samplings import HEADS, STEPS, TOKENS, SparseSession, by_mask, dense, focused, selected, sigma, sparse
 
 pytestmark = pytest.mark.usefixtures("short_calls_are_sparse")
 
 Window = namedtuple("Window", "index_list")  # as ComfyUI's context windows have it
 
 
-def light() -> Session:
+def light() -> SparseSession:
     """A session whose every step is sparse, in a sampling."""
     session = sparse("light", dense_percent=0.0)
-    begin(session)
+    session.begin()
     return session
 
 
@@ -59,9 +45,9 @@ def test_each_prompt_has_the_blocks_that_it_chooses(together: bool) -> None:
     for step in range(3):
         if together:
             both = [torch.cat(pair) for pair in zip(*calls.values(), strict=True)]
-            outs = list(run(session, step, both, of_pass={"uuids": list(calls)})[0].split(1))
+            outs = list(session.run(step, both, of_pass={"uuids": list(calls)})[0].split(1))
         else:
-            outs = [run(session, step, tensors, of_pass={"uuids": [name]})[0] for name, tensors in calls.items()]
+            outs = [session.run(step, tensors, of_pass={"uuids": [name]})[0] for name, tensors in calls.items()]
         for out, tensors in zip(outs, calls.values(), strict=True):
             assert torch.equal(out, chosen(tensors))
 
@@ -72,53 +58,44 @@ def test_passes_that_are_not_told_apart_share_what_they_choose() -> None:
     session = light()
     union = torch.zeros(())
     for tensors in (caption, empty):
-        assert torch.equal(run(session, 0, tensors)[0], chosen(tensors))
+        assert torch.equal(session.run(0, tensors)[0], chosen(tensors))
         union = union.logical_or(selected("light", tensors))
     for tensors in (caption, empty):
-        assert torch.equal(run(session, 1, tensors)[0], by_mask(tensors, union))
+        assert torch.equal(session.run(1, tensors)[0], by_mask(tensors, union))
 
 
 def test_a_further_evaluation_of_a_step_uses_the_choice_of_the_first() -> None:
     """As by samplers that look ahead within a step."""
     before, after = focused(31), focused(32, beside=3)
     session = light()
-    outs = [evaluation_wrapper(session)(partial(run, session, 0, tensors))[0] for tensors in (before, after)]
-    assert torch.equal(outs[1], by_mask(after, selected("light", before))) and figures(session)[0].choices == 1
+    outs = [evaluation_wrapper(session)(partial(session.run, 0, tensors))[0] for tensors in (before, after)]
+    assert torch.equal(outs[1], by_mask(after, selected("light", before))) and session.figures()[0].choices == 1
 
 
 def test_each_layer_has_its_own_blocks() -> None:
     calls = focused(5), focused(5, beside=2)
     session = light()
-    run(session, 0, *calls)
-    for out, call in zip(run(session, 1, *calls), calls, strict=True):
+    session.run(0, *calls)
+    for out, call in zip(session.run(1, *calls), calls, strict=True):
         assert torch.equal(out, chosen(call))
-    assert set(figures(session)) == {0, 1}
+    assert set(session.figures()) == {0, 1}
 
 
 @pytest.mark.parametrize("of_pass", [{"uuids": ["a"]}, {"uuids": ["b"], "context_window": Window([4, 5])}])
 def test_another_prompt_or_window_chooses_its_own(of_pass: dict[str, Any]) -> None:
     caption, other = focused(19), focused(20, beside=3)
     session = light()
-    run(session, 0, caption, of_pass={"uuids": ["b"]})
-    assert torch.equal(run(session, 1, other, of_pass=of_pass)[0], chosen(other))
-
-
-def test_a_prompt_that_changes_in_every_step_chooses_in_every_step() -> None:
-    """As ComfyUI's looped context windows, which are others in each step."""
-    session = sparse("light", dense_percent=0.0)
-    begin(session, steps=30)
-    for step in range(16, 20):
-        run(session, step, focused(step, beside=step % 3), of_pass={"uuids": [str(step)]}, steps=30)
-    assert (figures(session)[0].calls, figures(session)[0].choices) == (4, 4)
+    session.run(0, caption, of_pass={"uuids": ["b"]})
+    assert torch.equal(session.run(1, other, of_pass=of_pass)[0], chosen(other))
 
 
 def test_layers_without_names_keep_their_blocks_to_themselves() -> None:
     """A pass that leaves a block out moves the numbers of the calls behind it."""
     first, second = focused(21), focused(22, beside=3)
     session = light()
-    run(session, 0, first, second)
-    run(session, 1, second)  # nothing says so: it is noticed at the pass's end
-    assert torch.equal(run(session, 2, second)[0], dense(second))
+    session.run(0, first, second)
+    session.run(1, second)  # nothing says so: it is noticed at the pass's end
+    assert torch.equal(session.run(2, second)[0], dense(second))
     assert report([session]).count("some passes leave out transformer blocks, and the model does not say which") == 1
 
 
@@ -128,8 +105,8 @@ def test_layers_without_names_have_no_blocks_where_blocks_are_replaced() -> None
     patched = {"patches_replace": {"dit": {("double_block", 0): object()}}}
     session = light()
     for step in range(3):
-        outs = run(session, step, first, second)
-        assert torch.equal(run(session, step, second, of_pass=patched)[0], dense(second))
+        outs = session.run(step, first, second)
+        assert torch.equal(session.run(step, second, of_pass=patched)[0], dense(second))
     assert torch.equal(outs[0], chosen(first))
     assert report([session]).count("some passes leave out transformer blocks, and the model does not say which") == 1
 
@@ -138,9 +115,9 @@ def test_layers_with_names_are_known_in_a_shorter_pass() -> None:
     first, second = focused(21), focused(22, beside=3)
     session = light()
     for index, tensors in ((0, first), (1, second)):
-        run(session, 0, tensors, transformer_options={"block_index": index})
-    (out,) = run(session, 1, second, transformer_options={"block_index": 1})
-    assert torch.equal(out, chosen(second)) and figures(session)[1].choices == 1
+        session.run(0, tensors, transformer_options={"block_index": index})
+    (out,) = session.run(1, second, transformer_options={"block_index": 1})
+    assert torch.equal(out, chosen(second)) and session.figures()[1].choices == 1
 
 
 GUIDANCE = {
@@ -156,8 +133,8 @@ def test_a_perturbed_pass_of_the_same_prompt_has_its_own_blocks(options: dict[st
     named: dict[str, Any] = {"transformer_options": {"block_index": 1}}
     session = light()
     for step in range(2):
-        assert torch.equal(run(session, step, plain, of_pass={"uuids": ["a"]}, **named)[0], chosen(plain))
-        (out,) = run(session, step, perturbed, of_pass={"uuids": ["a"], **options}, **named)
+        assert torch.equal(session.run(step, plain, of_pass={"uuids": ["a"]}, **named)[0], chosen(plain))
+        (out,) = session.run(step, perturbed, of_pass={"uuids": ["a"], **options}, **named)
         assert torch.equal(out, chosen(perturbed))
 
 
@@ -172,7 +149,7 @@ def test_without_an_input_the_model_is_another_one() -> None:
     assert found != changes_of(None, options | {"switch": True}, {"context": ones, "ref_audio": ones})
 
 
-def with_hooks(session: Session, step: int, tensors: list[torch.Tensor], *hooks: SimpleNamespace) -> torch.Tensor:
+def with_hooks(session: SparseSession, step: int, tensors: list[torch.Tensor], *hooks: SimpleNamespace) -> torch.Tensor:
     """The output of a pass in `step` for one prompt, in which ComfyUI has changed the model by `hooks`."""
     override, calls = make_override(session), []
 
@@ -208,33 +185,33 @@ def test_blocks_of_passes_with_other_hooks_are_not_mixed(other: tuple[SimpleName
         assert torch.equal(with_hooks(session, step, second, *other), chosen(second))
 
 
-def another_size(session: Session) -> tuple[int, list[torch.Tensor]]:
+def another_size(session: SparseSession) -> tuple[int, list[torch.Tensor]]:
     return 1, focused(17, beside=3, tokens=TOKENS + 1)
 
 
-def another_sampling(session: Session) -> tuple[int, list[torch.Tensor]]:
+def another_sampling(session: SparseSession) -> tuple[int, list[torch.Tensor]]:
     """As another model, LoRA, prompt, seed or sampler begins one."""
     session.end_sampling()
-    begin(session)
+    session.begin()
     return 1, focused(17, beside=3)
 
 
-def a_step_back(session: Session) -> tuple[int, list[torch.Tensor]]:
+def a_step_back(session: SparseSession) -> tuple[int, list[torch.Tensor]]:
     for step in (2, 3, 4):
-        run(session, step, focused(6))
+        session.run(step, focused(6))
     return 2, focused(17, beside=3)
 
 
 @pytest.mark.parametrize("change", [another_size, another_sampling, a_step_back])
-def test_nothing_is_taken_over(change: Callable[[Session], tuple[int, list[torch.Tensor]]]) -> None:
+def test_nothing_is_taken_over(change: Callable[[SparseSession], tuple[int, list[torch.Tensor]]]) -> None:
     session = light()
-    run(session, 0, focused(6))
+    session.run(0, focused(6))
     step, tensors = change(session)
-    assert torch.equal(run(session, step, tensors)[0], chosen(tensors)) and step < STEPS
+    assert torch.equal(session.run(step, tensors)[0], chosen(tensors)) and step < STEPS
 
 
 def test_outside_of_a_sampling_all_blocks_are_computed() -> None:
     session, tensors = light(), focused(6)
-    run(session, 0, tensors)
+    session.run(0, tensors)
     session.end_sampling()
-    assert torch.equal(run(session, 1, tensors)[0], dense(tensors))
+    assert torch.equal(session.run(1, tensors)[0], dense(tensors))

@@ -1,12 +1,16 @@
-"""A GPU whose times are known exactly."""
+"""A GPU whose times are known exactly, and those that were measured of a real one."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from comfy_sage2.autotune.timings import PLAIN, Candidate, Work
+from comfy_sage2.autotune.timings import PLAIN, Candidate, Times, Work
+from comfy_sage2.timing.candidates import all_candidates
+from comfy_sage2.timing.measure import works_for
 
 EIGHT, EIGHT_HALF = Candidate("sm89", "8b", "fp32"), Candidate("sm89", "8b", "fp16")
 FOUR, FOUR_HALF = Candidate("sm89", "4b", "fp32"), Candidate("sm89", "4b", "fp16")
@@ -39,3 +43,11 @@ def made_up_gpu(
         for work in WORKS
         if candidate not in without
     }
+
+
+def h100_times() -> Times:
+    """What the node measured on an H100."""
+    document = json.loads((Path(__file__).parent / "h100_times.json").read_text(encoding="utf-8"))
+    times = Times.read(document, all_candidates(), works_for(16))
+    assert times is not None
+    return times

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +16,8 @@ from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import Candidate, Times, Work
 from comfy_sage2.call.signature import ANYONE, CallSignature, TensorForm
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.timing.candidates import all_candidates
-from comfy_sage2.timing.measure import works_for
 
-from .made_up_gpus import EIGHT, FOUR, WORKS, made_up_gpu
+from .made_up_gpus import EIGHT, FOUR, WORKS, h100_times, made_up_gpu
 
 GPU = torch.device("cuda", 0)
 AUTO = AttentionOptions("auto", pv_accumulator="auto", rotate="off")
@@ -43,7 +39,7 @@ def keep(times: dict[Any, float], errors: dict[Any, Any] | None = None) -> None:
 def with_precise(ratio: float) -> dict[Any, float]:
     """A GPU on which precise takes `ratio` of the time of 8b with its faster accumulators, in every call."""
     times = made_up_gpu()
-    fastest = {work: min(times[one, work] for one, at in times if at == work and one.mode == "8b") for work in WORKS}
+    fastest = {work: min(times[candidate, work] for candidate in eights()) for work in WORKS}
     return {**times, **{(PRECISE, work): ratio * fastest[work] for work in WORKS}}
 
 
@@ -62,7 +58,8 @@ def test_the_times_decide(ratio: float, expected: str) -> None:
 
 
 def test_four_bits_are_never_chosen() -> None:
-    keep({(one, work): value * (0.1 if one.mode == "4b" else 1.0) for (one, work), value in with_precise(1.5).items()})
+    times = with_precise(1.5)
+    keep({key: value * (0.1 if key[0].mode == "4b" else 1.0) for key, value in times.items()})
     assert mode() == "8b"
 
 
@@ -105,7 +102,7 @@ def test_without_times_it_is_8b() -> None:
 
 
 def test_the_reason_in_words() -> None:
-    keep(with_precise(1.06), {(PRECISE, 128): (0.01,), **{(one, 128): (0.036,) for one in eights()}})
+    keep(with_precise(1.06), {(PRECISE, 128): (0.01,), **{(candidate, 128): (0.036,) for candidate in eights()}})
     assert reason() == "precise, 6% slower than 8b here and 3.6 times as exact on Gaussian inputs"
     assert reason(64) == "precise, 6% slower than 8b here"  # errors are not known there
     keep(with_precise(0.9))
@@ -115,15 +112,12 @@ def test_the_reason_in_words() -> None:
 
 
 def eights() -> set[Candidate]:
-    return {one for one, _ in made_up_gpu() if one.mode == "8b"}
+    return {candidate for candidate, _ in made_up_gpu() if candidate.mode == "8b"}
 
 
 @pytest.mark.parametrize("rotate", ["auto", "off"])
 def test_an_h100_takes_precise(rotate: str) -> None:
-    document = json.loads((Path(__file__).parent / "h100_times.json").read_text(encoding="utf-8"))
-    times = Times.read(document, all_candidates(), works_for(16))
-    assert times is not None
-    store.keep(0, TunedChoices(times))
+    store.keep(0, TunedChoices(h100_times()))
     assert mode(64, rotate=rotate) == mode(128, rotate=rotate) == "precise"
     chosen = auto_mode(replace(AUTO, rotate="auto"), GPU, torch.bfloat16, 128)
     assert chosen.reason == "precise, 7% slower than 8b here and 3.5 times as exact on Gaussian inputs"

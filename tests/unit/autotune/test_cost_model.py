@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 import math
 import random
 import re
@@ -17,10 +16,21 @@ import pytest
 
 from comfy_sage2.autotune.cost_model import CostModel, TunedChoices
 from comfy_sage2.autotune.timings import PEER, Candidate, Times, Work
-from comfy_sage2.timing.candidates import all_candidates
-from comfy_sage2.timing.measure import works_for
 
-from .made_up_gpus import CUDNN, EIGHT, EIGHT_HALF, FLASH, FOUR, FOUR_HALF, GPU, OWN, WORKS, made_up_gpu, seconds
+from .made_up_gpus import (
+    CUDNN,
+    EIGHT,
+    EIGHT_HALF,
+    FLASH,
+    FOUR,
+    FOUR_HALF,
+    GPU,
+    OWN,
+    WORKS,
+    h100_times,
+    made_up_gpu,
+    seconds,
+)
 
 
 def choices(
@@ -94,13 +104,6 @@ def test_what_was_not_timed_decides_nothing(missing: tuple[Candidate, ...]) -> N
     assert found.lines()
 
 
-def test_only_one_head_dim_of_a_candidate() -> None:
-    times = {key: value for key, value in made_up_gpu().items() if key[0] != CUDNN or key[1].head_dim == 64}
-    found = TunedChoices(Times(times, 0.0))
-    assert found.seconds(CUDNN, Work(16, 4096, 4096, 128)) is None
-    assert found.fastest_first(["torch-cudnn", "torch-flash"], Work(16, 4096, 4096, 128))[0] == "torch-flash"
-
-
 def test_head_dims_between_and_beyond() -> None:
     found = choices()
     work = {head_dim: Work(16, 4096, 4096, head_dim) for head_dim in (40, 64, 96, 128, 160)}
@@ -142,46 +145,6 @@ def test_the_table_in_words() -> None:
         assert words in lines[1]  # fmt: skip
 
 
-# As of an H200: TFLOP/s of the products, microseconds of each tile of 128 queries beside them, those of a call's start,
-# and bytes for each channel of a query and of a key that a call moves before the attention.
-TILES = {EIGHT: (1080, 2.4, 14.0, 3, 8), CUDNN: (690, 1.35, 8.0, 0, 0), FLASH: (360, 1.2, 6.0, 0, 0)}
-MULTIPROCESSORS, BYTES_A_SECOND, CACHE = 132, 3.6e12, 50e6
-
-
-def seconds_in_tiles(candidate: Candidate, work: Work) -> float:
-    """A call as GPUs compute it: whole waves of tiles; what fits into the cache is moved twice as fast."""
-    rate, beside, start, of_query, of_key = TILES[candidate]
-    waves = math.ceil(work.heads * math.ceil(work.q_length / 128) / MULTIPROCESSORS)
-    products = math.ceil(work.kv_length / 128) * 4 * 128 * 128 * work.head_dim / (rate * 1e12 / MULTIPROCESSORS)
-    channels = work.heads * work.head_dim
-    moved = channels * (work.q_length * of_query + work.kv_length * of_key) / BYTES_A_SECOND
-    cached = 2 * channels * work.q_length < CACHE
-    return start * 1e-6 + waves * (beside * 1e-6 + products) + moved * (0.5 if cached else 1.0)
-
-
-@pytest.mark.parametrize("noise", [0.0, 0.005, 0.01])
-@pytest.mark.parametrize(
-    "sizes",
-    [(40, 8192, 512), (40, 75600, 512), (40, 75600, 257), (12, 32760, 512), (40, 32760, 512), (20, 4608, 1024)],
-    ids=str,
-)
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_cross_attention_takes_the_fastest_one(head_dim: int, sizes: tuple[int, int, int], noise: float) -> None:
-    """With few keys the quantization of many queries decides, and how fast these come from memory."""
-    rng = random.Random(1)
-    timed = {
-        (one, work): seconds_in_tiles(one, work) * math.exp(rng.gauss(0.0, noise / 2))
-        for one in TILES
-        for work in WORKS
-    }
-    found = TunedChoices(Times(timed, noise))
-    work = Work(*sizes, head_dim)
-    name = found.fastest_first([CUDNN.backend, FLASH.backend], work)[0]
-    chosen = Candidate(name) if found.is_faster(Candidate(name), EIGHT, work) else EIGHT
-    times = {one: seconds_in_tiles(one, work) for one in TILES}
-    assert times[chosen] <= 1.02 * min(times.values()), (chosen, times)
-
-
 EIGHT_ROTATED = Candidate("sm89", "8b", rotate=True)
 COLUMNS = {
     "ComfyUI's own": OWN, "8b": Candidate("sm90", "8b"), "8b with rotation": Candidate("sm90", "8b", rotate=True),
@@ -200,18 +163,10 @@ def published() -> dict[Work, dict[Candidate, float]]:
     return calls
 
 
-def of_an_h100() -> Times:
-    """What the node measured on that GPU, in the same process."""
-    document = json.loads((Path(__file__).parent / "h100_times.json").read_text(encoding="utf-8"))
-    times = Times.read(document, all_candidates(), works_for(16))
-    assert times is not None
-    return times
-
-
 @pytest.mark.parametrize("rotate", [False, True])
 def test_calls_of_an_h100_take_the_fastest_one(rotate: bool) -> None:
     """The models of what was timed choose for all calls of the table, most of which were not."""
-    table, found, mine = published(), TunedChoices(of_an_h100()), Candidate("sm90", "8b", rotate=rotate)
+    table, found, mine = published(), TunedChoices(h100_times()), Candidate("sm90", "8b", rotate=rotate)
     assert len(table) == 40
     for work, seconds_of in table.items():
         able = [one for one in seconds_of if one in (mine, CUDNN, FLASH, OWN)]
@@ -222,7 +177,7 @@ def test_calls_of_an_h100_take_the_fastest_one(rotate: bool) -> None:
 
 
 def test_another_package_is_not_the_fastest_on_an_h100() -> None:
-    found, eight = TunedChoices(of_an_h100()), Candidate("sm90", "8b", rotate=True)
+    found, eight = TunedChoices(h100_times()), Candidate("sm90", "8b", rotate=True)
     assert [one.backend for one in found.peers] == ["comfy-kitchen", "sageattention"]
     for peer, work in itertools.product(found.peers, published()):
         assert not found.is_faster(peer, eight, work)
@@ -230,21 +185,13 @@ def test_another_package_is_not_the_fastest_on_an_h100() -> None:
     assert not found.is_no_less_exact(found.peers[0], Candidate("sm90", "precise", rotate=True), 128)
 
 
-def test_the_long_call_is_the_square_one() -> None:
-    """Cross-attention has fewer pairs, and says less about the products."""
-    times = made_up_gpu(slower={})
-    square, long = Work(32, 4096, 4096, 128), Work(16, 32768, 512, 128)
-    assert square.pairs > long.pairs
-    for order in (1, -1):
-        found = TunedChoices(Times(dict(list(times.items())[::order]), 0.0))
-        assert all("4096 tokens" in line for line in found.lines())
-
-
-def test_the_long_call_is_an_ordinary_one() -> None:
-    """Calls with a mask have as many pairs, and other times."""
-    both = with_kind(made_up_gpu(), 3.0, hides_keys=True)
-    found = TunedChoices(Times(dict(reversed(both.items())), 0.0))
-    assert "8b with FP16 accumulators 361" in found.lines()[1]
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_long_call_is_the_ordinary_square_one(order: int) -> None:
+    """Cross-attention has fewer pairs; calls with a mask have as many, and other times."""
+    times = with_kind(made_up_gpu(), 3.0, hides_keys=True)
+    choices = TunedChoices(Times(dict(list(times.items())[::order]), 0.0))
+    assert all("4096 tokens" in line for line in choices.lines())
+    assert "8b with FP16 accumulators 361" in choices.lines()[1]
 
 
 def with_kind(times: Mapping[tuple[Candidate, Work], float], factor: float, **kind: bool) -> dict[Any, float]:

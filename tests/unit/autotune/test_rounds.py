@@ -137,23 +137,6 @@ def test_the_way_through_python_is_not_timed(monkeypatch: pytest.MonkeyPatch, en
     assert GpuClock().visit(gpu.call, calls) == pytest.approx(12e-3)
 
 
-def test_the_head_start_that_sufficed_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls with a long way through Python are not made in vain in every round."""
-    gpu = FakeGpu(enqueueing=300_000, running=12_000)
-    waits: list[int] = []
-    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
-
-    def sleep(clocks: int) -> None:
-        waits.append(clocks)
-        gpu.enqueue(clocks)
-
-    monkeypatch.setattr(torch.cuda, "_sleep", sleep)
-    clock = GpuClock()
-    for _ in range(3):
-        assert clock.visit(gpu.call, 1) == pytest.approx(12e-3)
-    assert waits == [*_HEAD_STARTS[:2], _HEAD_STARTS[1], _HEAD_STARTS[1]]
-
-
 def test_a_call_that_python_keeps_for_long_is_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu(10_000_000, running=12_000)
     monkeypatch.setattr(torch.cuda, "Event", gpu.event)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment, values
 from comfy_sage2.sparsity.levels import LEVELS
 from comfy_sage2.sparsity.packed_blocks import PackedBlocks
@@ -71,41 +70,6 @@ def test_a_choice_serves_its_step_and_the_next_one(step: int, evaluation: int, s
     sampling = Sampling()
     assert not sampling.serves(4, 1)
     assert sampling.serves(step, 2, evaluation=evaluation) == serves
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"layer": 3},
-        {"q_shape": (2, 1, 768, 16)},
-        {"kv_length": 767},
-        {"device": torch.device("meta")},
-        {"entries": ("b", "a")},
-        {"changes": frozenset({("lora", 0.5)})},
-    ],
-    ids=lambda other: next(iter(other)),
-)
-def test_other_calls_choose_for_themselves(other: dict[str, Any]) -> None:
-    sampling = Sampling()
-    sampling.call(4, 1)
-    assert not sampling.serves(5, 2, **other)
-
-
-def test_calls_of_one_moment_that_look_the_same_share_a_union_later() -> None:
-    sampling = Sampling()
-    for on in (1, 2):
-        assert not sampling.serves(0, on)
-    active = sampling.call(1, 3)
-    assert active is not None and torch.equal(active, attended(1) | attended(2))
-
-
-def test_entries_of_a_batch_have_blocks_of_their_own() -> None:
-    q, k, v = (torch.cat(pair) for pair in zip(attending(1), attending(2), strict=True))
-    choices = BlockChoices(LEVELS["strong"])
-    for step in range(2):
-        mask = choices.block_mask(ChoiceKey.of(0, q, k, ("a", "b")), Moment(step), q, k, v, scale=0.25)
-        assert isinstance(mask, BlockMask)
-        assert torch.equal(mask.to_dense()[:, 0], torch.stack([attended(1), attended(2)]))
 
 
 @pytest.mark.parametrize(
@@ -178,12 +142,6 @@ def test_old_choices_go_so_that_windows_that_move_take_no_memory() -> None:
     assert len(sampling.choices._choices) <= 4
     sampling.choices.clear()
     assert not sampling.choices._choices and len(sampling.choices.figures[0].computed) == 9
-
-
-def test_blocks_of_wan_14b_take_70_megabytes() -> None:
-    blocks = -(-75600 // 128)
-    packed = PackedBlocks(torch.ones(1, 1, blocks, blocks, dtype=torch.bool))
-    assert 40 * 40 * packed._packed.numel() == pytest.approx(70e6, rel=0.02)
 
 
 @pytest.mark.parametrize("blocks", [1, 7, 8, 9, 133])

@@ -1,4 +1,4 @@
-"""Values in a prompt that no version of an input takes: one error that names the input, or the default and a note."""
+"""Values that no input takes, in a prompt or from another node: one error or note that names the input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tools.comfyui.server import ComfyServer, Prompt, PromptRefused
 
-from .prompts import sage, sampling
+from .prompts import LATENT, sage, sampling, with_report
 
 HOSTILE = (None, "nonsense\n\x1b[31m" + "x" * 400, {"a": 1}, float("nan"), -(10**400))
 # By ComfyUI's type of the input; a switch takes every value for true or false.
@@ -18,14 +18,20 @@ ANSWERED = ("MODEL", "SAGE2_OPTIONS", "COMBO", "FLOAT")
 NODES = ("SageAttention2", "SageAttention2Options", "SageAttention2Report")
 
 
+def with_input(prompt: Prompt, node: str, name: str, value: Any) -> Prompt:
+    """`prompt` with this value in the input `name` of the node `node`."""
+    next(entry for entry in prompt.values() if entry["class_type"] == node)["inputs"][name] = value
+    return prompt
+
+
 def answer(server: ComfyServer, node: str, name: str, value: Any) -> str:
     """What this value of an input leads to: the refusal, the error, or the texts on the nodes. Nothing is sampled."""
     report = {"class_type": "SageAttention2Report", "inputs": {"model": ["sage", 0]}}
     loader = sampling("wan")["loader"]
     prompt: Prompt = {"loader": loader, **sage("loader"), "report": report}
-    next(entry for entry in prompt.values() if entry["class_type"] == node)["inputs"][name] = value
     try:
-        return str(server.run(prompt).outputs["report"]).partition("[SA-404]")[0]  # nothing was sampled
+        shown = str(server.run(with_input(prompt, node, name, value)).outputs["report"])
+        return shown.partition("[SA-404]")[0]  # nothing was sampled
     except PromptRefused as refused:
         (errors,) = json.loads(str(refused))["node_errors"].values()
         (error,) = errors["errors"]
@@ -50,3 +56,33 @@ def test_each_input_is_named_once(newest: ComfyServer, node: str) -> None:
                 continue
             codes = re.findall(r"\[SA-(?:208|[45]\d\d)\] (?:the (?:input )?)?(\w+)", said)  # others tell of the machine
             assert codes == [name], (name, value, said)
+
+
+def linked(node: str, name: str, value: Any) -> Prompt:
+    """A sampling with every node of ours, where another node gives `value` to the input `name` of the node `node`."""
+    given = {"given": {"class_type": "TestGivenValue", "inputs": {"text": json.dumps(value)}}}
+    return {**given, **with_input(with_report(sampling("wan", sage("loader"), steps=1)), node, name, ["given", 0])}
+
+
+def test_no_options_are_the_defaults(server: ComfyServer) -> None:
+    run = server.run(linked("SageAttention2", "options", None))
+    assert run.outputs["sage"]["text"] and LATENT in run.outputs
+
+
+@pytest.mark.parametrize(
+    ("node", "name", "value", "message"),
+    [
+        ("SageAttention2", "model", None, "model must be a model"),
+        ("SageAttention2", "smooth_v", "yes", "smooth_v must be true or false, got 'yes'"),
+        ("SageAttention2", "options", "a text", "options must be the output of SageAttention2 Options"),
+        ("SageAttention2Options", "start_percent", None, "start_percent must be a finite number, got None"),
+        ("SageAttention2Options", "guard", None, "guard must be true or false, got None"),
+        ("SageAttention2Report", "model", 7, "model must be a model.*, got 7"),
+        ("SageAttention2Report", "measure_quality", "no", "measure_quality must be true or false, got 'no'"),
+    ],
+)
+def test_a_value_that_an_input_cannot_take_is_named(
+    server: ComfyServer, node: str, name: str, value: Any, message: str
+) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        server.run(linked(node, name, value))

@@ -29,12 +29,12 @@ def fresh_plans() -> Iterator[None]:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Versions of the packages that are installed: none but those that a test adds."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
 
     def version(name: str) -> str:
-        if name not in found:
+        if name not in versions:
             raise importlib.metadata.PackageNotFoundError(name)
-        return found[name]
+        return versions[name]
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    return found
+    return versions

@@ -60,20 +60,20 @@ def by_mode(out: torch.Tensor, signature: CallSignature) -> torch.Tensor:
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    found = StandIn("sm89", MODES, by_mode)
+    kernel = StandIn("sm89", MODES, by_mode)
     exact = StandIn("torch-cudnn", (EXACT,), by_mode)
-    monkeypatch.setattr(registry, "BACKENDS", (found, exact, registry.get("reference")))
+    monkeypatch.setattr(registry, "BACKENDS", (kernel, exact, registry.get("reference")))
     monkeypatch.setattr(candidates, "_TOKENS", 192)
-    return found
+    return kernel
 
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    found = StandIn("kitchen", MODES, lambda out, signature: out * 1.03)
-    found.is_peer = True
-    monkeypatch.setattr(registry, "PEERS", (found,))
-    monkeypatch.setattr(candidates, "PEERS", (found,))
-    return found
+    package = StandIn("kitchen", MODES, lambda out, signature: out * 1.03)
+    package.is_peer = True
+    monkeypatch.setattr(registry, "PEERS", (package,))
+    monkeypatch.setattr(candidates, "PEERS", (package,))
+    return package
 
 
 @pytest.mark.parametrize("heads_first", [False, True])
@@ -100,19 +100,20 @@ def test_what_is_timed_is_what_nodes_call(kernel: StandIn, package: StandIn, hea
         assert signature.options.layout == "BNHD"
     expected, _ = exact_attention(q, k, v, attn_mask=mask)
     for candidate, run in runs.items():
-        found: Any = run()
-        out = found.unflatten(2, (4, 32)) if candidate.backend == PLAIN else found[0]
+        result: Any = run()
+        out = result.unflatten(2, (4, 32)) if candidate.backend == PLAIN else result[0]
         factor = {"8b": 1.1, "4b": 1.2, PEER: 1.03}.get(candidate.mode, 1.0)
         factor = (1.0 + factor) / 2 if candidate.rotate else factor
         torch.testing.assert_close(out.transpose(1, 2).double(), factor * expected, atol=0.02, rtol=0.02)
 
 
 def test_errors_are_those_of_each_candidate(kernel: StandIn, package: StandIn) -> None:
-    found = candidates.errors(torch.device("cpu"), 32)
-    assert not any(one.mode == EXACT for one in found) and Candidate("sm89", "precise") in found
-    for one, errors in found.items():
-        expected = {"8b": 0.1, "4b": 0.2, "precise": 0.0, PEER: 0.03}[one.mode] * (0.5 if one.rotate else 1.0)
-        assert len(errors) == 4 and all(e == pytest.approx(expected, abs=0.003) for e in errors), one
+    errors_of = candidates.errors(torch.device("cpu"), 32)
+    assert not any(candidate.mode == EXACT for candidate in errors_of) and Candidate("sm89", "precise") in errors_of
+    for candidate, errors in errors_of.items():
+        expected = {"8b": 0.1, "4b": 0.2, "precise": 0.0, PEER: 0.03}[candidate.mode]
+        expected *= 0.5 if candidate.rotate else 1.0
+        assert len(errors) == 4 and all(e == pytest.approx(expected, abs=0.003) for e in errors), candidate
 
 
 def test_errors_of_calls_that_a_package_does_not_take_are_left_out(kernel: StandIn, package: StandIn) -> None:
@@ -128,8 +129,8 @@ def test_keys_that_are_not_there_show_in_the_errors(kernel: StandIn, package: St
         return out * signature.kv_length / (math.ceil(signature.kv_length / 64) * 64)
 
     package.change = with_padding
-    *others, few = candidates.errors(torch.device("cpu"), 32)[Candidate("kitchen", PEER)]
-    assert all(e is not None and e < 0.01 for e in others) and few is not None and few > 0.2
+    *many, few = candidates.errors(torch.device("cpu"), 32)[Candidate("kitchen", PEER)]
+    assert all(e is not None and e < 0.01 for e in many) and few is not None and few > 0.2
 
 
 @pytest.mark.parametrize("trouble", [RuntimeError("[SA-115] it failed"), math.nan, math.inf], ids=repr)
@@ -140,14 +141,5 @@ def test_a_package_without_results_has_no_errors(kernel: StandIn, package: Stand
         return torch.mul(out, trouble)
 
     package.change = change
-    found = candidates.errors(torch.device("cpu"), 32)
-    assert Candidate("kitchen", PEER) not in found and Candidate("sm89", "8b") in found
-
-
-def test_lacking_memory_is_told(kernel: StandIn, package: StandIn) -> None:
-    def change(out: torch.Tensor, signature: CallSignature) -> torch.Tensor:
-        raise torch.cuda.OutOfMemoryError("full")
-
-    package.change = change
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        candidates.errors(torch.device("cpu"), 32)
+    errors = candidates.errors(torch.device("cpu"), 32)
+    assert Candidate("kitchen", PEER) not in errors and Candidate("sm89", "8b") in errors

@@ -57,9 +57,9 @@ def test_models_never_have_negative_parts() -> None:
 
 
 def test_an_ordinary_geforce_card() -> None:
-    found = choices()
-    assert found.accumulator("8b") == found.accumulator("4b") == "fp16"
-    assert found.fastest_first(["torch-flash", "torch-cudnn"], Work(16, 4096, 4096, 128)) == [
+    tuned = choices()
+    assert tuned.accumulator("8b") == tuned.accumulator("4b") == "fp16"
+    assert tuned.fastest_first(["torch-flash", "torch-cudnn"], Work(16, 4096, 4096, 128)) == [
         "torch-cudnn", "torch-flash"
     ]  # fmt: skip
 
@@ -73,9 +73,12 @@ def test_slow_accumulators_lose(slower: dict[Candidate, float], accumulator: str
 
 def test_ties_decide_nothing() -> None:
     base = made_up_gpu()
-    tie = {**base, **{(one, work): base[EIGHT_HALF, work] for one in (EIGHT, FOUR, FOUR_HALF) for work in WORKS}}
-    found = TunedChoices(Times(tie, 0.0))
-    assert found.accumulator("8b") is None and found.accumulator("4b") is None
+    tie = {
+        **base,
+        **{(candidate, work): base[EIGHT_HALF, work] for candidate in (EIGHT, FOUR, FOUR_HALF) for work in WORKS},
+    }
+    tuned = TunedChoices(Times(tie, 0.0))
+    assert tuned.accumulator("8b") is None and tuned.accumulator("4b") is None
     assert choices(without=(EIGHT,)).accumulator("8b") is None  # with one of them there is no choice
 
 
@@ -92,42 +95,42 @@ def test_differences_below_the_noise_decide_nothing(noise: float) -> None:
 
 @pytest.mark.parametrize("missing", [(FLASH, CUDNN, OWN), (FOUR, FOUR_HALF), (EIGHT, EIGHT_HALF, FOUR, FOUR_HALF)])
 def test_what_was_not_timed_decides_nothing(missing: tuple[Candidate, ...]) -> None:
-    found = choices(without=missing)
+    tuned = choices(without=missing)
     work = Work(16, 4096, 4096, 128)
     for candidate in missing:
-        assert found.seconds(candidate, work) is None
-        assert not found.is_faster(candidate, EIGHT, work) and not found.is_faster(EIGHT, candidate, work)
+        assert tuned.seconds(candidate, work) is None
+        assert not tuned.is_faster(candidate, EIGHT, work) and not tuned.is_faster(EIGHT, candidate, work)
     if FOUR in missing:
-        assert found.accumulator("4b") is None
+        assert tuned.accumulator("4b") is None
     if FLASH in missing:
-        assert found.fastest_first(["torch-flash", "torch-cudnn"], work) == ["torch-flash", "torch-cudnn"]
-    assert found.lines()
+        assert tuned.fastest_first(["torch-flash", "torch-cudnn"], work) == ["torch-flash", "torch-cudnn"]
+    assert tuned.lines()
 
 
 def test_head_dims_between_and_beyond() -> None:
-    found = choices()
+    tuned = choices()
     work = {head_dim: Work(16, 4096, 4096, head_dim) for head_dim in (40, 64, 96, 128, 160)}
-    assert found.seconds(EIGHT, work[40]) == found.seconds(EIGHT, work[64])
-    assert found.seconds(EIGHT, work[96]) == found.seconds(EIGHT, work[128])
-    assert found.seconds(EIGHT, work[160]) is None
+    assert tuned.seconds(EIGHT, work[40]) == tuned.seconds(EIGHT, work[64])
+    assert tuned.seconds(EIGHT, work[96]) == tuned.seconds(EIGHT, work[128])
+    assert tuned.seconds(EIGHT, work[160]) is None
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_crossover_lies_where_the_times_are_equal(head_dim: int) -> None:
     """Quantized calls pay for each token, exact ones for each pair."""
-    found = choices()
-    length = found.crossover(EIGHT_HALF, head_dim, heads=16)
+    tuned = choices()
+    length = tuned.crossover(EIGHT_HALF, head_dim, heads=16)
     assert length is not None and length > 64
-    margin = 1.0 + found.margin
+    margin = 1.0 + tuned.margin
     below, above = (Work(16, n, n, head_dim) for n in (length - 32, length))
     assert seconds(GPU, CUDNN, below) * margin < seconds(GPU, EIGHT_HALF, below)
     assert seconds(GPU, CUDNN, above) * margin >= seconds(GPU, EIGHT_HALF, above)
 
 
 def test_no_crossover_where_exact_attention_always_wins() -> None:
-    found = choices({EIGHT: 9.0, EIGHT_HALF: 9.0})
-    assert found.crossover(EIGHT_HALF, 128, heads=16) is None
-    assert found.lines()[-1].endswith("; exact attention is always faster than 8b")
+    tuned = choices({EIGHT: 9.0, EIGHT_HALF: 9.0})
+    assert tuned.crossover(EIGHT_HALF, 128, heads=16) is None
+    assert tuned.lines()[-1].endswith("; exact attention is always faster than 8b")
     assert choices({FLASH: 99.0, CUDNN: 99.0, OWN: 99.0}).crossover(EIGHT, 128, heads=16) is not None
 
 
@@ -166,23 +169,25 @@ def published() -> dict[Work, dict[Candidate, float]]:
 @pytest.mark.parametrize("rotate", [False, True])
 def test_calls_of_an_h100_take_the_fastest_one(rotate: bool) -> None:
     """The models of what was timed choose for all calls of the table, most of which were not."""
-    table, found, mine = published(), TunedChoices(h100_times()), Candidate("sm90", "8b", rotate=rotate)
+    table, tuned, mine = published(), TunedChoices(h100_times()), Candidate("sm90", "8b", rotate=rotate)
     assert len(table) == 40
     for work, seconds_of in table.items():
-        able = [one for one in seconds_of if one in (mine, CUDNN, FLASH, OWN)]
-        exact = [Candidate(name) for name in found.fastest_first([one.backend for one in (CUDNN, FLASH)], work)]
-        chosen = exact[0] if found.is_faster(exact[0], mine, work) else mine
-        chosen = OWN if found.is_faster(OWN, chosen, work) else chosen
-        assert seconds_of[chosen] <= 1.02 * min(seconds_of[one] for one in able), (work, chosen, seconds_of)
+        able = [candidate for candidate in seconds_of if candidate in (mine, CUDNN, FLASH, OWN)]
+        exact = [
+            Candidate(name) for name in tuned.fastest_first([candidate.backend for candidate in (CUDNN, FLASH)], work)
+        ]
+        chosen = exact[0] if tuned.is_faster(exact[0], mine, work) else mine
+        chosen = OWN if tuned.is_faster(OWN, chosen, work) else chosen
+        assert seconds_of[chosen] <= 1.02 * min(seconds_of[candidate] for candidate in able), (work, chosen, seconds_of)
 
 
 def test_another_package_is_not_the_fastest_on_an_h100() -> None:
-    found, eight = TunedChoices(h100_times()), Candidate("sm90", "8b", rotate=True)
-    assert [one.backend for one in found.peers] == ["comfy-kitchen", "sageattention"]
-    for peer, work in itertools.product(found.peers, published()):
-        assert not found.is_faster(peer, eight, work)
-    assert found.is_no_less_exact(found.peers[0], eight, 128)
-    assert not found.is_no_less_exact(found.peers[0], Candidate("sm90", "precise", rotate=True), 128)
+    tuned, eight = TunedChoices(h100_times()), Candidate("sm90", "8b", rotate=True)
+    assert [candidate.backend for candidate in tuned.peers] == ["comfy-kitchen", "sageattention"]
+    for peer, work in itertools.product(tuned.peers, published()):
+        assert not tuned.is_faster(peer, eight, work)
+    assert tuned.is_no_less_exact(tuned.peers[0], eight, 128)
+    assert not tuned.is_no_less_exact(tuned.peers[0], Candidate("sm90", "precise", rotate=True), 128)
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -196,34 +201,37 @@ def test_the_long_call_is_the_ordinary_square_one(order: int) -> None:
 
 def with_kind(times: Mapping[tuple[Candidate, Work], float], factor: float, **kind: bool) -> dict[Any, float]:
     """`times` and those of the same calls of a kind, that take `factor` of them."""
-    return {**times, **{(one, replace(work, **kind)): factor * value for (one, work), value in times.items()}}
+    return {
+        **times,
+        **{(candidate, replace(work, **kind)): factor * value for (candidate, work), value in times.items()},
+    }
 
 
 def test_calls_of_each_kind_have_their_own_times() -> None:
     base = made_up_gpu()
     work = WORKS[3]
     heads_first, masked = replace(work, heads_first=True), replace(work, hides_keys=True)
-    found = TunedChoices(Times(base, 0.0))
-    usual = found.seconds(CUDNN, work)
-    assert found.seconds(CUDNN, heads_first) == usual  # stands for it
-    assert found.seconds(CUDNN, masked) is None  # what a mask costs is not known
+    tuned = TunedChoices(Times(base, 0.0))
+    usual = tuned.seconds(CUDNN, work)
+    assert tuned.seconds(CUDNN, heads_first) == usual  # stands for it
+    assert tuned.seconds(CUDNN, masked) is None  # what a mask costs is not known
     both = {**with_kind(base, 3.0, heads_first=True), **with_kind(base, 5.0, hides_keys=True)}
-    found = TunedChoices(Times(both, 0.0))
-    assert usual is not None and found.seconds(CUDNN, work) == pytest.approx(usual)
-    assert found.seconds(CUDNN, heads_first) == pytest.approx(3 * usual)
-    assert found.seconds(CUDNN, masked) == pytest.approx(5 * usual)
-    assert found.seconds(CUDNN, replace(masked, heads_first=True)) == pytest.approx(5 * usual)
+    tuned = TunedChoices(Times(both, 0.0))
+    assert usual is not None and tuned.seconds(CUDNN, work) == pytest.approx(usual)
+    assert tuned.seconds(CUDNN, heads_first) == pytest.approx(3 * usual)
+    assert tuned.seconds(CUDNN, masked) == pytest.approx(5 * usual)
+    assert tuned.seconds(CUDNN, replace(masked, heads_first=True)) == pytest.approx(5 * usual)
 
 
 def test_rotation_has_its_own_times() -> None:
     base = made_up_gpu()
     rotated = {(EIGHT_ROTATED, work): 1.3 * base[EIGHT, work] for work in WORKS}
-    found = TunedChoices(Times({**base, **rotated}, 0.0))
+    tuned = TunedChoices(Times({**base, **rotated}, 0.0))
     work = WORKS[3]
-    assert found.is_faster(EIGHT, EIGHT_ROTATED, work)
+    assert tuned.is_faster(EIGHT, EIGHT_ROTATED, work)
     smoothed = replace(EIGHT_ROTATED, smooth_v=True)
-    assert found.seconds(smoothed, work) == found.seconds(EIGHT_ROTATED, work)  # was not timed: stands for it
-    line = found.lines()[1]
+    assert tuned.seconds(smoothed, work) == tuned.seconds(EIGHT_ROTATED, work)  # was not timed: stands for it
+    line = tuned.lines()[1]
     plain, turned = (int(n) for n in re.findall(r"faster than exact attention from (\d+) tokens", line))
     assert "; 8b is faster" in line and "; 8b with rotation is faster" in line and turned > plain
 
@@ -248,15 +256,15 @@ def test_errors_are_compared_on_each_kind_of_inputs(
     mine: tuple[float | None, ...], theirs: tuple[float | None, ...], allowed: bool
 ) -> None:
     times = {**made_up_gpu(), **{(KITCHEN, work): 1e-5 for work in WORKS}}
-    found = TunedChoices(Times(times, 0.0, {(KITCHEN, 128): mine, (EIGHT, 128): theirs}))
-    assert found.is_no_less_exact(KITCHEN, EIGHT, 96) == found.is_no_less_exact(KITCHEN, EIGHT, 128) == allowed
-    assert not found.is_no_less_exact(KITCHEN, EIGHT, 64)  # unknown there
-    assert found.peers == [KITCHEN]
+    tuned = TunedChoices(Times(times, 0.0, {(KITCHEN, 128): mine, (EIGHT, 128): theirs}))
+    assert tuned.is_no_less_exact(KITCHEN, EIGHT, 96) == tuned.is_no_less_exact(KITCHEN, EIGHT, 128) == allowed
+    assert not tuned.is_no_less_exact(KITCHEN, EIGHT, 64)  # unknown there
+    assert tuned.peers == [KITCHEN]
 
 
 def test_lines_show_errors_beside_speeds() -> None:
     times = {**made_up_gpu(), **{(KITCHEN, work): 1e-5 for work in WORKS}}
-    found = TunedChoices(Times(times, 0.0, {(KITCHEN, 128): (0.0161, 0.1), (EIGHT, 128): (0.0384, 0.1)}))
-    assert "relative L2" not in found.lines()[0]
-    assert "TFLOP/s (relative L2 error): 8b 261 (0.038), " in found.lines()[1]
-    assert "(0.016); the fastest is comfy-kitchen" in found.lines()[1]
+    tuned = TunedChoices(Times(times, 0.0, {(KITCHEN, 128): (0.0161, 0.1), (EIGHT, 128): (0.0384, 0.1)}))
+    assert "relative L2" not in tuned.lines()[0]
+    assert "TFLOP/s (relative L2 error): 8b 261 (0.038), " in tuned.lines()[1]
+    assert "(0.016); the fastest is comfy-kitchen" in tuned.lines()[1]

@@ -9,20 +9,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pretended_gpu
 import pytest
 import torch
 
 from comfy_sage2.autotune import accumulators, cache_file, store
 from comfy_sage2.autotune.timings import ORDINARY
-from comfy_sage2.call.signature import CallSignature
-from comfy_sage2.dispatch import registry
 from comfy_sage2.kernels import loader
-from comfy_sage2.options import EXACT, AttentionOptions
+from comfy_sage2.options import AttentionOptions
 from comfy_sage2.system import machine as machine_facts
 from comfy_sage2.timing import measure
 
-from .made_up_gpus import CUDNN, EIGHT_HALF, FLASH, WORKS, made_up_gpu
+from .made_up_gpus import EIGHT_HALF, WORKS, made_up_gpu
 
 
 def test_the_made_up_cards_are_asked_what_real_ones_are() -> None:
@@ -207,32 +204,13 @@ def test_accumulators_follow_the_times(machine: Machine, monkeypatch: pytest.Mon
     assert pv_accumulator(AttentionOptions(pv_accumulator="fp16")) == "fp16"
 
 
-@pytest.mark.parametrize("slow", [CUDNN, FLASH])
-def test_the_fastest_exact_attention_comes_first(machine: Machine, slow: Any) -> None:
-    machine.slower = {slow: 1.5}
-    shipped = [backend.name for backend in registry.candidates(on_gpu())]
-    assert shipped == ["torch-cudnn", "torch-flash", "torch-efficient", "reference"]
-    machine.ask()
-    fast, slow_name = ("torch-flash", "torch-cudnn") if slow == CUDNN else ("torch-cudnn", "torch-flash")
-    assert [backend.name for backend in registry.candidates(on_gpu())] == [
-        fast, slow_name, "torch-efficient", "reference"
-    ]  # fmt: skip
-    masked = on_gpu(mask_shape=(1, 1, 1, 64), mask_dtype=torch.bool)
-    assert [backend.name for backend in registry.candidates(masked)] == shipped  # masks were not timed
-
-
-def on_gpu(**changes: Any) -> CallSignature:
-    """An ordinary call in mode exact, with `changes`."""
-    return pretended_gpu.on_gpu((8, 9), AttentionOptions(EXACT), **changes)
-
-
 def test_another_package_is_measured_anew(machine: Machine, installed: dict[str, str]) -> None:
     """Installed, removed or updated: its times may be others."""
     installed["comfy-kitchen"] = "0.2.31"
     machine.ask()
-    for found in ({"comfy-kitchen": "0.2.40"}, {"comfy-kitchen": "0.2.40", "sageattention": "2.2.0"}, {}):
+    for versions in ({"comfy-kitchen": "0.2.40"}, {"comfy-kitchen": "0.2.40", "sageattention": "2.2.0"}, {}):
         installed.clear()
-        installed.update(found)
+        installed.update(versions)
         machine.restart()
         machine.ask()
     assert machine.measured == [0] * 4
@@ -247,8 +225,8 @@ def test_errors_are_kept_beside_the_times(machine: Machine, monkeypatch: pytest.
     machine.ask()
     machine.restart()
     machine.ask()
-    found = store.choices_of(torch.device("cuda", 0))
-    assert machine.measured == [0] and found is not None and found.error(EIGHT_HALF, 128) == 0.04
+    choices = store.choices_of(torch.device("cuda", 0))
+    assert machine.measured == [0] and choices is not None and choices.error(EIGHT_HALF, 128) == 0.04
 
 
 def test_inputs_are_those_of_the_call() -> None:
@@ -268,8 +246,8 @@ def test_inputs_are_those_of_the_call() -> None:
 
 
 def test_the_works_are_of_each_kind() -> None:
-    found = measure.works_for(16)
-    assert len(found) == len(set(found))
-    assert {(work.head_dim, *work.kind) for work in found} == {
+    works = measure.works_for(16)
+    assert len(works) == len(set(works))
+    assert {(work.head_dim, *work.kind) for work in works} == {
         (head_dim, *kind) for head_dim in (64, 128) for kind in ((False, False), (True, False), (False, True))
     }

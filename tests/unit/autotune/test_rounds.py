@@ -38,34 +38,34 @@ def runs(**seconds: float) -> dict[str, Callable[[], Any]]:
 
 def test_every_call_has_its_turn_in_every_round() -> None:
     clock = FakeClock()
-    found = time_rounds(runs(short=2e-5, middle=7e-5, long=2e-3), clock, random.Random(0), deadline=10.0)
-    assert found == {"short": [2e-5] * MOST_ROUNDS, "middle": [7e-5] * MOST_ROUNDS, "long": [2e-3] * MOST_ROUNDS}
+    times = time_rounds(runs(short=2e-5, middle=7e-5, long=2e-3), clock, random.Random(0), deadline=10.0)
+    assert times == {"short": [2e-5] * MOST_ROUNDS, "middle": [7e-5] * MOST_ROUNDS, "long": [2e-3] * MOST_ROUNDS}
     timed = clock.visits[6:]
-    assert {name: {calls for one, calls in timed if one == name} for name in found} == {
+    assert {name: {calls for called, calls in timed if called == name} for name in times} == {
         "short": {4}, "middle": {2}, "long": {1}
     }  # fmt: skip
     orders = {tuple(name for name, _ in timed[start : start + 3]) for start in range(0, len(timed), 3)}
-    assert len(orders) > 1 and all(sorted(order) == sorted(found) for order in orders)
+    assert len(orders) > 1 and all(sorted(order) == sorted(times) for order in orders)
 
 
 def test_no_more_rounds_than_the_time_allows() -> None:
     clock = FakeClock()
-    found = time_rounds(runs(one=0.02, other=0.04), clock, random.Random(0), deadline=0.43)
-    assert len(found["one"]) == len(found["other"]) == 5
+    times = time_rounds(runs(one=0.02, other=0.04), clock, random.Random(0), deadline=0.43)
+    assert len(times["one"]) == len(times["other"]) == 5
     assert clock.passed <= 0.43
     late = FakeClock(passed=0.3)  # what came before counts
-    found = time_rounds(runs(one=0.02, other=0.04), late, random.Random(0), deadline=0.61)
-    assert len(found["one"]) == 3
-    found = time_rounds(runs(one=5.0), FakeClock(), random.Random(0), deadline=0.3)
-    assert len(found["one"]) == FEWEST_ROUNDS
+    times = time_rounds(runs(one=0.02, other=0.04), late, random.Random(0), deadline=0.61)
+    assert len(times["one"]) == 3
+    times = time_rounds(runs(one=5.0), FakeClock(), random.Random(0), deadline=0.3)
+    assert len(times["one"]) == FEWEST_ROUNDS
 
 
 def test_short_rounds_are_made_however_late_it_is() -> None:
     late = FakeClock(passed=5.0)
-    found = time_rounds(runs(one=0.005, other=0.01), late, random.Random(0), deadline=0.4)
-    assert len(found["one"]) == len(found["other"]) == 6  # of 15 ms each
-    found = time_rounds(runs(one=0.001), FakeClock(passed=5.0), random.Random(0), deadline=0.4)
-    assert len(found["one"]) == MOST_ROUNDS
+    times = time_rounds(runs(one=0.005, other=0.01), late, random.Random(0), deadline=0.4)
+    assert len(times["one"]) == len(times["other"]) == 6  # of 15 ms each
+    times = time_rounds(runs(one=0.001), FakeClock(passed=5.0), random.Random(0), deadline=0.4)
+    assert len(times["one"]) == MOST_ROUNDS
 
 
 def test_a_call_that_cannot_run_is_left_out() -> None:
@@ -73,8 +73,8 @@ def test_a_call_that_cannot_run_is_left_out() -> None:
         raise RuntimeError("no kernel image")
 
     clock = FakeClock()
-    found = time_rounds({"broken": broken, **runs(good=1e-3)}, clock, random.Random(0), deadline=0.3)
-    assert list(found) == ["good"]
+    times = time_rounds({"broken": broken, **runs(good=1e-3)}, clock, random.Random(0), deadline=0.3)
+    assert list(times) == ["good"]
     assert Counter(name for name, _ in clock.visits)["good"] == MOST_ROUNDS + 2
 
 
@@ -157,5 +157,5 @@ def test_a_call_that_fails_later_is_left_out(visit: int) -> None:
             raise RuntimeError("broken")
         return "failing", 1e-3
 
-    found = time_rounds({**runs(good=1e-3), "failing": failing}, FakeClock(), random.Random(0), deadline=10.0)
-    assert found == {"good": [1e-3] * MOST_ROUNDS}
+    times = time_rounds({**runs(good=1e-3), "failing": failing}, FakeClock(), random.Random(0), deadline=10.0)
+    assert times == {"good": [1e-3] * MOST_ROUNDS}

@@ -45,7 +45,7 @@ def test_one_disturbed_visit_does_not_matter() -> None:
 
 def with_round(slowness: float, turn: int = 3) -> Rounds:
     return {
-        key: [v * (slowness if at == turn else 1.0) for at, v in enumerate(found)] for key, found in rounds().items()
+        key: [v * (slowness if at == turn else 1.0) for at, v in enumerate(values)] for key, values in rounds().items()
     }
 
 

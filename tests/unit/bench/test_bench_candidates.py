@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
-import sys
 import types
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -50,61 +49,6 @@ def test_a_package_that_does_not_load_is_listed_with_the_reason(
     assert peers.find(["cudnn-fp8"]).missing == {
         "cudnn-fp8": "cudnn does not import: libcudnn.so.9: cannot open shared object file"
     }
-
-
-def test_sageattention_2_is_measured_with_both_granularities_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = []
-
-    def on_hopper(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> torch.Tensor:
-        called.append(options["qk_quant_gran"])
-        return scaled_dot_product_attention(q, k, v)
-
-    package = SimpleNamespace(sageattn=None)
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.2.0")
-    monkeypatch.setitem(sys.modules, "sageattention", package)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert peers.find(["sageattention"]).missing["sageattention"].startswith("version 2.2.0 has no CUDA kernels")
-    package.sageattn_qk_int8_pv_fp8_cuda_sm90 = package.sageattn_qk_int8_pv_fp16_cuda = on_hopper
-    inputs = accuracy.make_inputs(SHAPE, device="cpu")
-    for candidate in peers.find(["sageattention", "sageattention-fp16"]).able:
-        candidate.attend(inputs.q, inputs.k, inputs.v)
-    assert called == ["per_thread", "per_warp", *["per_thread"] * 3]
-
-
-@pytest.mark.parametrize("module", ["flash_attn_interface", "fa3_fwd_interface"])
-def test_flash_attention_3_quantizes_in_the_call(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    """With a stand-in for the package, which takes and gives tokens before heads."""
-
-    def flash_attn_func(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        causal: bool,
-        q_descale: Any = None,
-        k_descale: Any = None,
-        v_descale: Any = None,
-    ) -> Any:
-        given = zip((q, k, v), (q_descale, k_descale, v_descale), strict=True)
-        q, k, v = ((x if scale is None else x.float() * scale[:, None, :, None]).transpose(1, 2) for x, scale in given)
-        return scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
-
-    package = SimpleNamespace(flash_attn_func=flash_attn_func, __version__="3.0")
-    monkeypatch.setitem(sys.modules, module, package)
-    monkeypatch.setattr(peers, "compiled_quantizer", lambda example: (quantize_heads, "eager"))
-    real_ones = torch.ones
-    monkeypatch.setattr(torch, "ones", lambda *size, **_: real_ones(*size))
-    exact, fp8 = peers.find(["flash-attention-3"]).able
-    inputs = accuracy.make_inputs(SHAPE, device="cpu")
-    expected = scaled_dot_product_attention(inputs.q, inputs.k, inputs.v)
-    torch.testing.assert_close(exact.attend(inputs.q, inputs.k, inputs.v), expected)
-    assert fp8.prepare_kernel is not None
-    for prepare in (fp8.prepare, fp8.prepare_kernel):
-        call = prepare(inputs)
-        out = call.decode(call.run())
-        assert 1e-3 < (out - expected).abs().sum() / expected.abs().sum() < 0.1
-    inputs.q.mul_(2)  # the call quantizes what is there when it runs; the kernel has its operands already
-    assert not torch.equal(fp8.prepare(inputs).run(), call.run())
 
 
 def test_fp8_quantization_of_heads() -> None:

@@ -72,14 +72,3 @@ def test_a_shape_that_fails_does_not_cost_the_others(bench: Any, bad: set[str], 
     assert returned == status and "new=FOLDER" in page and "someone" not in page
     assert page.count("- all candidates, d64-n1024: OutOfMemoryError: no memory for the inputs") == 1
     assert page.count("| flux-1024 | ") == (4 if status == 0 else 1)
-
-
-def test_an_interruption_keeps_what_was_measured(bench: Any, tmp_path: Path) -> None:
-    def measure(shape: Shape, *_: object) -> ShapeResult:
-        if shape.name == "flux-1024":
-            raise KeyboardInterrupt
-        return speeds(shape)
-
-    with pytest.raises(KeyboardInterrupt):
-        bench(measure)
-    assert "| d64-n1024 | " in (tmp_path / "attention-h200.md").read_text(encoding="utf-8")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from lab.bench import speed, timing
-from lab.bench.candidates import BenchmarkCandidate, Call, PreparedCandidate
+from lab.bench.candidates import Call, PreparedCandidate
 from lab.bench.kernel_times import KernelTimer
 from lab.bench.shapes import Shape, select
 from lab.bench.timing import RoundMedian, Timed, Turn, time_in_rounds
@@ -134,26 +133,3 @@ def test_time_is_shared_out_by_work() -> None:
     next(late)
     clock.now += 50.0
     assert next(late)[1] == 0.0
-
-
-def test_what_preparing_takes_is_part_of_a_shapes_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    given: list[float] = []
-
-    def prepare(*_: object) -> PreparedCandidate:
-        clock.now += 3.0
-        call = Call(lambda: torch.empty(0))
-        return PreparedCandidate(call, call)
-
-    def time_in_rounds(subjects: Mapping[str, PreparedCandidate], seconds: float, *_: object) -> dict[str, Timed]:
-        given.append(seconds)
-        return {}
-
-    monkeypatch.setattr(speed, "time", SimpleNamespace(monotonic=clock))
-    monkeypatch.setattr(speed, "fresh_inputs", lambda shape: None)
-    monkeypatch.setattr(PreparedCandidate, "of", prepare)
-    monkeypatch.setattr(speed, "peak_bytes", lambda run: 0)
-    monkeypatch.setattr(speed, "time_in_rounds", time_in_rounds)
-    candidates = [BenchmarkCandidate(name, "1", lambda inputs: Call(lambda: torch.empty(0))) for name in ("a", "b")]
-    speed.measure(Shape("small", 1, 1, 64, 64), candidates, 10.0, FakeTimer({}), random.Random(0))
-    assert given == [4.0]

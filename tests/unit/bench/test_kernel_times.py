@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import pytest
-import torch
 
-from lab.bench import kernel_times
-from lab.bench.candidates import Call, PreparedCandidate
-from lab.bench.kernel_times import KernelRecord, KernelTimer, attention_milliseconds, split_at_markers
-from lab.bench.timing import Turn
+from lab.bench.kernel_times import KernelRecord, attention_milliseconds, split_at_markers
 
 
 def test_only_the_attention_counts() -> None:
@@ -49,27 +43,3 @@ def test_records_are_divided_at_the_markers() -> None:
     ]
     parts = split_at_markers(kernels)
     assert [[kernel.name for kernel in part] for part in parts] == [["a", "b"], [], ["c"]]
-
-
-def test_settling_calls_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    records: list[KernelRecord] = []
-
-    def ran(name: str, microseconds: float) -> torch.Tensor:
-        begin = records[-1].end if records else 0.0
-        records.append(KernelRecord(name, begin, begin + microseconds))
-        return torch.empty(0)
-
-    def subject(name: str, first: float, later: float) -> PreparedCandidate:
-        """Slower in its first two calls."""
-        left = [first, first]
-        call = Call(lambda: ran(f"attention_{name}", left.pop() if left else later))
-        return PreparedCandidate(call, call, "attention_")
-
-    monkeypatch.setattr(kernel_times, "profile", lambda activities: nullcontext())
-    monkeypatch.setattr(kernel_times, "_records", lambda profiler: records)
-    monkeypatch.setattr(kernel_times, "heat", lambda seconds: ran("attention_heat", 1e6))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda clocks: ran("spin_kernel", 1.0))
-    subjects = {"a": subject("a", 9e3, 1e3), "b": subject("b", 9e3, 2e3)}
-    times = KernelTimer().measure(subjects, {"a": Turn(2, 1), "b": Turn(2, 3)})
-    assert times == pytest.approx({"a": 1.0, "b": 2.0})

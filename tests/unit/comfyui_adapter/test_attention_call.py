@@ -13,16 +13,16 @@ from comfy_sage2.comfyui.adapter.attention_call import INSIDE, AttentionCall
 def test_eight_arguments_by_position() -> None:
     """As ComfyUI's attention functions take them; a ninth is one that this version does not know."""
     q, k, v = (torch.randn(1, 2, 16, 64) for _ in range(3))
-    found = AttentionCall.of((q, k, v, 2, None, torch.float32, True, True), {})
-    assert found.unknown == () and found.attn_precision == torch.float32
-    assert found.skip_reshape and found.skip_output_reshape
+    call = AttentionCall.of((q, k, v, 2, None, torch.float32, True, True), {})
+    assert call.unknown == () and call.attn_precision == torch.float32
+    assert call.skip_reshape and call.skip_output_reshape
     assert AttentionCall.of((q, k, v, 2, None, None, True, False, 0.5), {}).unknown == ("argument 9",)
 
 
 def test_what_other_parts_read_is_no_unknown_argument() -> None:
     """A call with one would go to ComfyUI's attention: every call of a model whose file prefers an attention."""
-    others = {"transformer_options": {}, INSIDE: True, "preferred_attention": "sage"}
-    assert AttentionCall.of((*torch.randn(3, 1, 16, 64).unbind(), 2), others).unknown == ()
+    known = {"transformer_options": {}, INSIDE: True, "preferred_attention": "sage"}
+    assert AttentionCall.of((*torch.randn(3, 1, 16, 64).unbind(), 2), known).unknown == ()
 
 
 def test_a_fallback_has_all_that_was_given() -> None:
@@ -50,14 +50,14 @@ def test_without_comfyui_its_attention_is_not_torchs(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("value", "quantized"), [(None, True), (True, True), (False, False)])
 def test_a_model_that_says_nothing_of_precision(value: bool | None, quantized: bool) -> None:
     """None is what a model passes on that was asked for nothing: not a wish for full precision."""
-    found = AttentionCall.of((*torch.randn(3, 1, 16, 64).unbind(), 2), {"low_precision_attention": value})
-    assert (found.reason_against_quantizing is None) is quantized
+    call = AttentionCall.of((*torch.randn(3, 1, 16, 64).unbind(), 2), {"low_precision_attention": value})
+    assert (call.reason_against_quantizing is None) is quantized
 
 
 def test_a_mask_whose_memory_says_nothing_is_comfyuis() -> None:
     """torch's attention knows what such a class stands for."""
     bias = torch.nn.attention.bias.causal_lower_right(16, 16)
-    found = AttentionCall.of((*torch.randn(3, 1, 16, 64).unbind(), 2, bias), {})
-    assert found.reason_against_quantizing is not None and "CausalBias" in found.reason_against_quantizing
+    call = AttentionCall.of((*torch.randn(3, 1, 16, 64).unbind(), 2, bias), {})
+    assert call.reason_against_quantizing is not None and "CausalBias" in call.reason_against_quantizing
     plain = torch.nn.Parameter(torch.zeros(16, 16), requires_grad=False)
     assert AttentionCall.of((*torch.randn(3, 1, 16, 64).unbind(), 2, plain), {}).reason_against_quantizing is None

@@ -93,7 +93,7 @@ class TestContainersBehindSparseAttention:
 
         ours.container_function = keeping
         out, seen, containers = self.attend(session, sparse(ours, dense=True))
-        given_containers = [found for args in given for found in args[:3]]
+        given_containers = [container for args in given for container in args[:3]]
         assert given_containers == containers and all(container.tensor is None for container in containers)
         summary = session.record.summary()
         assert [share.decision.backend for share in summary.shares] == ["reference"] and summary.calls == 1
@@ -104,7 +104,7 @@ class TestContainersBehindSparseAttention:
     def test_a_sparse_call_is_its(self) -> None:
         session = session_with()
         out, _, containers = self.attend(session, sparse(make_override(session), dense=False))
-        assert torch.equal(out, torch.full_like(out, 3.0)) and all(found.tensor is None for found in containers)
+        assert torch.equal(out, torch.full_like(out, 3.0)) and all(container.tensor is None for container in containers)
         assert [share.decision.by for share in session.record.summary().shares] == ["ComfyUI's Model Sparse Attention"]
 
     @pytest.mark.parametrize("between", ["another pack", "another override"])

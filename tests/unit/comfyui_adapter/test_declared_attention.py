@@ -153,8 +153,8 @@ def test_without_a_declaration_comfyuis_attention_serves(host: Any, child: Child
 
 def test_layers_that_ask_for_what_is_missing_count() -> None:
     asked = {"sage": 2}
-    found = DeclaredLayers({}, {}), DeclaredLayers(asked, {}), DeclaredLayers({}, asked)
-    assert [bool(layers) for layers in found] == [False, True, True]
+    declarations = DeclaredLayers({}, {}), DeclaredLayers(asked, {}), DeclaredLayers({}, asked)
+    assert [bool(layers) for layers in declarations] == [False, True, True]
 
 
 def test_an_earlier_node_keeps_its_place(host: Any) -> None:
@@ -210,8 +210,8 @@ def test_a_compiled_model_is_named(host: Any) -> None:
 
 def test_object_patches_take_the_place_of_what_the_file_says(host: Any) -> None:
     """A LoRA may set it so; the patch is applied when the model is loaded."""
-    found = declared_layers(model_of(Child(INT8), Child(INT8)), {"diffusion_model.0.comfy_attention": Child([SOL])})
-    assert found.served == {"comfy_kitchen_int8": 1, "comfy_kitchen_sol (tau 1.0)": 1}
+    layers = declared_layers(model_of(Child(INT8), Child(INT8)), {"diffusion_model.0.comfy_attention": Child([SOL])})
+    assert layers.served == {"comfy_kitchen_int8": 1, "comfy_kitchen_sol (tau 1.0)": 1}
 
 
 @pytest.mark.parametrize("config", [None, "int8", {}, {"attention": ""}, [], [3, {}], {"tau": 1.0}])
@@ -220,8 +220,8 @@ def test_configurations_that_name_nothing(config: object) -> None:
 
 
 def test_long_texts_of_a_file_are_cut() -> None:
-    found = declared(Child({"attention": "a" * 1000 + "\n"}))
-    assert found is not None and len(found.label) == 60
+    declaration = declared(Child({"attention": "a" * 1000 + "\n"}))
+    assert declaration is not None and len(declaration.label) == 60
 
 
 def test_versions_without_declarations(host: Any) -> None:

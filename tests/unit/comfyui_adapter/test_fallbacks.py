@@ -237,13 +237,6 @@ def test_layers_and_steps() -> None:
     assert set(session.record.summary().cells) == {(layer, step) for layer in range(3) for step in range(4)}
 
 
-def test_sampling_resets_the_record() -> None:
-    session = session_with()
-    call(session, *qkv(), 2)
-    session.begin_sampling(SIGMAS)
-    assert session.record.summary().calls == 0
-
-
 def test_passes_outside_of_a_sampling_are_served_and_not_recorded() -> None:
     session = session_with(measures_quality=True)
     session.end_sampling()

@@ -55,11 +55,11 @@ class Package(Constant):
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Package:
-    found = Package(NAME, 5.0, *MODES)
+    package = Package(NAME, 5.0, *MODES)
     kernel = Constant("sm90", 2.0, *MODES)
     monkeypatch.setattr(registry, "BACKENDS", (kernel, Constant("torch-cudnn", 3.0, EXACT), registry.get("reference")))
-    monkeypatch.setattr(registry, "PEERS", (found,))
-    return found
+    monkeypatch.setattr(registry, "PEERS", (package,))
+    return package
 
 
 def on_card(
@@ -118,8 +118,8 @@ def test_who_serves_and_what_the_report_says(
 ) -> None:
     on_card(monkeypatch, error=error)
     session = session_of(**options)
-    found, reason = served(session)
-    assert found == backend
+    served_by, reason = served(session)
+    assert served_by == backend
     if code is None:
         assert reason is None
         return
@@ -244,8 +244,8 @@ def test_calls_with_masks_count(monkeypatch: pytest.MonkeyPatch, package: Packag
     choices = on_card(monkeypatch, kitchen=2.0)
     masked = Work(16, 4096, 4096, 128, hides_keys=True)
     seconds = {**choices.times.seconds, (EIGHT, masked): 2.0, (KITCHEN, masked): 1.0}
-    found = TunedChoices(Times(seconds, 0.0, choices.times.errors))
-    monkeypatch.setattr(faster_peers, "choices_of", lambda device: found)
+    tuned = TunedChoices(Times(seconds, 0.0, choices.times.errors))
+    monkeypatch.setattr(faster_peers, "choices_of", lambda device: tuned)
     (note,) = faster_peers.notes_on_peers(CPU, settings(backend="auto"), "sm90")
     assert "up to 2.00 times as fast as 8b on this GPU, in 1 of 5 calls" in note
 
@@ -266,9 +266,10 @@ def test_node_report_and_log_have_the_note(
 def test_the_note_names_the_call_in_which_the_package_gains_most(monkeypatch: pytest.MonkeyPatch) -> None:
     choices = on_card(monkeypatch)
     seconds = dict(choices.times.seconds)
-    for gain, work in zip((1.25, 1.75, 1.5, 1.3), [work for one, work in seconds if one == KITCHEN], strict=True):
+    works = [work for candidate, work in seconds if candidate == KITCHEN]
+    for gain, work in zip((1.25, 1.75, 1.5, 1.3), works, strict=True):
         seconds[KITCHEN, work] = seconds[EIGHT, work] / gain
-    found = TunedChoices(Times(seconds, 0.0, choices.times.errors))
-    monkeypatch.setattr(faster_peers, "choices_of", lambda device: found)
+    tuned = TunedChoices(Times(seconds, 0.0, choices.times.errors))
+    monkeypatch.setattr(faster_peers, "choices_of", lambda device: tuned)
     (note,) = faster_peers.notes_on_peers(CPU, settings(backend="auto"), "sm90")
     assert "up to 1.75 times as fast as 8b on this GPU, in 4 of 4 calls" in note

@@ -45,17 +45,16 @@ def test_a_whole_pass_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Copies:
-    """When flags are copied: the calls that their pass had made, and whether the model was still at work."""
+    """After how many calls of their pass flags are copied."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.moments: list[tuple[int, bool]] = []
-        self.in_model = False
+        self.moments: list[int] = []
         start = Readback.start
 
         def starting(readback: Readback, values: torch.Tensor) -> None:
             model_pass = model_passes.current(0)
             assert model_pass is not None
-            self.moments.append((len(model_pass.calls), self.in_model))
+            self.moments.append(len(model_pass.calls))
             start(readback, values)
 
         monkeypatch.setattr(Readback, "start", starting)
@@ -76,24 +75,21 @@ def test_the_flag_is_copied_behind_the_call_that_was_the_last_one_before(
     for sigma, count in zip(SIGMAS, (LAYERS, second), strict=False):
 
         def model(count: int = count) -> list[float]:
-            copies.in_model = True
-            means = [float(override(ones, *torch.randn(3, 1, 8, 32).unbind(0), 2).mean()) for _ in range(count)]
-            copies.in_model = False
-            return means
+            return [float(override(ones, *torch.randn(3, 1, 8, 32).unbind(0), 2).mean()) for _ in range(count)]
 
         model_pass = session.begin_pass(sigma, torch.device("cpu"), {})
         model_pass.check_at_end = True
         means = session.run_pass(model_pass, model)
     assert means == [2.0] * second and guard_of(session).repeated == ([1] if broken else [])
-    early = [] if second < LAYERS else [(LAYERS, True)]
-    assert copies.moments == [(LAYERS, False), *early, *([] if second == LAYERS else [(second, False)])]
+    early = [] if second < LAYERS else [LAYERS]
+    assert copies.moments == [LAYERS, *early, *([] if second == LAYERS else [second])]
 
 
 def test_a_pass_on_several_streams_is_looked_at_when_it_is_through(monkeypatch: pytest.MonkeyPatch) -> None:
     copies, streams = Copies(monkeypatch), iter(range(100))
     monkeypatch.setattr(model_passes, "_current_stream", lambda device: next(streams))
     session, _ = sampled(monkeypatch, Breaking(LAYERS), ones, at_end=True)
-    assert guard_of(session).repeated == [1] and copies.moments == [(LAYERS, False)] * 2
+    assert guard_of(session).repeated == [1] and copies.moments == [LAYERS] * 2
 
 
 def test_a_second_run_counts_anew_for_every_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import torch
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall, block_of, is_self_attention
 from comfy_sage2.comfyui.adapter.pass_options import has_cross_attention, prompts_of, replaces_blocks
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.session import Session
 
@@ -123,12 +122,6 @@ def test_an_earlier_node_names_calls_that_it_does_not_see_alike() -> None:
     assert [first.record.summary().layer_name(layer) for layer in range(4)] == names
 
 
-def test_the_report_calls_layers_by_their_names() -> None:
-    session = session_with(measures_quality=True)
-    attend(session, blocks(4))
-    assert "  block 4 self: cosine" in report([session])
-
-
 def call_of(q: torch.Tensor, k: torch.Tensor, **options: Any) -> AttentionCall:
     return AttentionCall(q, k, k, 4, **options)
 
@@ -147,17 +140,17 @@ def test_a_part_of_the_queries(batch: int, heads_first: bool, copied: bool) -> N
     whole = torch.randn(batch, 4, 64, 32).transpose(1, 2) if copied else torch.randn(batch, 64, 4, 32)
     part = whole[:, 16:48]
 
-    def found(keys: int) -> bool:
+    def is_self(keys: int) -> bool:
         k = torch.randn(batch, keys, 4, 32)
         if heads_first:
             return is_self_attention(call_of(part.transpose(1, 2), k.transpose(1, 2), skip_reshape=True), {})
         return is_self_attention(call_of(part.flatten(2), k.flatten(2)), {})
 
     if copied and not heads_first:  # flattened, which copies: nothing tells that it is a part
-        assert not found(64)
+        assert not is_self(64)
     else:
-        assert found(64) and found(80)
-        assert not found(48), "queries in chunks, for memory, and fewer keys than there are queries"
+        assert is_self(64) and is_self(80)
+        assert not is_self(48), "queries in chunks, for memory, and fewer keys than there are queries"
 
 
 def test_fused_projections_are_no_parts() -> None:

@@ -86,13 +86,6 @@ def test_the_flag_of_the_pass_is_the_one_that_calls_set(monkeypatch: pytest.Monk
     assert flags == [None]
 
 
-def test_without_a_guard_there_is_no_flag() -> None:
-    session = session_with()
-    model_pass = session.begin_pass(1.0, CPU, {})
-    assert model_pass.nonfinite is None and model_pass.agreements is None
-    assert not model_pass.found_nonfinite()
-
-
 def test_nothing_of_a_measured_call_outlives_its_block() -> None:
     session = session_with(measures_quality=True)
     for sigma in SIGMAS[:2]:

@@ -75,34 +75,3 @@ def test_one_that_fails_leaves_the_outer_one_as_it_was(samplings: Samplings) -> 
     samplings.run(OUTER, between)
     assert samplings.steps == [(0, 4), (0, 2), (1, 4), (2, 4), (3, 4)]
     assert samplings.session.record.summary().sampling is Sampling.COMPLETE
-
-
-def test_one_that_cannot_begin(samplings: Samplings, monkeypatch: pytest.MonkeyPatch) -> None:
-    def between(number: int) -> None:
-        if number == 0:
-            with monkeypatch.context() as patched, pytest.raises(OSError, match="no such model"):
-                patched.setattr(samplings.session, "begin_sampling", refuse)
-                samplings.run(INNER)
-
-    begin = samplings.session.begin_sampling
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        if samplings.steps != [(0, 4)]:
-            return begin(*args, **kwargs)
-        samplings.steps.append((-1, 0))
-        raise OSError("no such model")
-
-    samplings.run(OUTER, between)
-    assert samplings.steps == [(0, 4), (-1, 0), (1, 4), (2, 4), (3, 4)]
-    # What comes behind belongs to no sampling.
-    samplings.one_pass(0.5)
-    assert samplings.session.record.summary().passes == 3
-
-
-def test_three_deep(samplings: Samplings) -> None:
-    def deepest(number: int) -> None:
-        if number == 0:
-            samplings.run([0.1, 0.0])
-
-    samplings.run(OUTER, lambda number: samplings.run(INNER, deepest) if number == 2 else None)
-    assert samplings.steps == [(0, 4), (1, 4), (2, 4), (0, 2), (0, 1), (1, 2), (3, 4)]

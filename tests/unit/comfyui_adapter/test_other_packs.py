@@ -101,12 +101,12 @@ def summary_of(session: Session) -> Summary:
 def test_a_node_behind_is_named_and_its_calls_count() -> None:
     session = session_with()
     sampled(session, halved, passes=2)
-    found = summary_of(session)
-    assert (found.calls, found.passes, found.layers) == (6, 2, 3) and found.layer_name(2) == "block 2 self"
+    summary = summary_of(session)
+    assert (summary.calls, summary.passes, summary.layers) == (6, 2, 3) and summary.layer_name(2) == "block 2 self"
     text = report([session])
     assert "0 of 6 attention calls computed by SageAttention2 (0%), 4 steps, 3 attention layers." in text
     assert "Left to ComfyUI-Other\n  6 calls" in text and "[SA-316]" in text
-    assert verdict(found) == "no speed-up: ComfyUI-Other computed every call"
+    assert verdict(summary) == "no speed-up: ComfyUI-Other computed every call"
     assert (
         session_headline(session)
         == "0 of 6 attention calls computed by SageAttention2 (0%), 4 steps; ComfyUI-Other took 6"
@@ -134,17 +134,17 @@ def test_what_comes_back_counts_once() -> None:
         return before(func, *args, **kwargs) if next(number) % 3 == 0 else func(*args, **kwargs)
 
     sampled(session, sparse, passes=2)
-    found = summary_of(session)
-    assert {share.decision.backend: share.calls for share in found.shares} == {"reference": 2, None: 4}
-    assert found.layers == 3
+    summary = summary_of(session)
+    assert {share.decision.backend: share.calls for share in summary.shares} == {"reference": 2, None: 4}
+    assert summary.layers == 3
 
 
 def test_a_pack_before_serves_what_is_left_and_is_named() -> None:
     session = session_with(previous=halved, start_percent=0.5)
     sampled(session, make_override(session))
-    found = summary_of(session)
-    assert [share.decision.by for share in found.shares] == ["ComfyUI-Other"]
-    assert "Left to ComfyUI-Other" in report([session]) and found.speed is None
+    summary = summary_of(session)
+    assert [share.decision.by for share in summary.shares] == ["ComfyUI-Other"]
+    assert "Left to ComfyUI-Other" in report([session]) and summary.speed is None
 
 
 def test_two_nodes_learn_of_the_same_calls() -> None:
@@ -164,12 +164,12 @@ def test_two_nodes_learn_of_the_same_calls() -> None:
 
 def test_the_same_function_stands_in_the_options_in_every_pass() -> None:
     """A compiled model may have it among its guards."""
-    session, found = session_with(), []
+    session, functions = session_with(), []
     for _ in range(2):
         options: dict[str, Any] = {OVERRIDE: halved}
         with watching(session, options):
-            found.append(options[OVERRIDE])
-    assert found[0] is found[1] is not halved
+            functions.append(options[OVERRIDE])
+    assert functions[0] is functions[1] is not halved
 
 
 def test_a_model_that_never_asks_is_named() -> None:
@@ -237,7 +237,7 @@ def test_whose_patch_computes_blocks_itself(module: str, owner: str) -> None:
 def test_blocks_that_nobody_takes_are_not_told() -> None:
     session = session_with()
     call(session, *qkv(), 2)
-    others: tuple[Any, ...] = ({}, {"dit": {}}, {"attn1": {1: len}}, None)
-    for replaced in others:
+    replacements: tuple[Any, ...] = ({}, {"dit": {}}, {"attn1": {1: len}}, None)
+    for replaced in replacements:
         session.end_pass(session.begin_pass(0.5, torch.device("cpu"), {"patches_replace": replaced}))
     assert session.record.summary().fewer_calls == {}

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,7 +22,7 @@ from .test_patch import Patcher
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("value", ["2b", "", None, 8, ["8b"], {"8b": 1}, "x" * 10**6, "\ud800\u202e\x00\n"])
+@pytest.mark.parametrize("value", ["2b", "", None, 8, ["8b"], np.zeros(2), "x" * 10**6, "\ud800\u202e\x00\n"])
 @pytest.mark.parametrize("name", CHOICES)
 def test_unknown_choice_gives_way_to_the_default_and_is_named(name: str, value: object) -> None:
     chosen, default = Settings().with_inputs({name: value}), getattr(Settings(), name)

@@ -72,9 +72,9 @@ def test_an_exact_attention_in_the_modes_place_is_named(monkeypatch: pytest.Monk
     def faster(call: AttentionCall, site: CallSite) -> Decision:
         decision = choose(call, site)
         assert decision.plan is not None
-        found = plan(decision.plan.signature._replace(options=AttentionOptions(EXACT, layout=call.layout)))
-        assert isinstance(found, CallPlan)
-        return decision_of(CallPlan(found.signature, found.backend, EXACT_IS_FASTER))
+        exact = plan(decision.plan.signature._replace(options=AttentionOptions(EXACT, layout=call.layout)))
+        assert isinstance(exact, CallPlan)
+        return decision_of(CallPlan(exact.signature, exact.backend, EXACT_IS_FASTER))
 
     monkeypatch.setattr(session.dispatcher, "choose", faster)
     session.sampled(tensors, 2)

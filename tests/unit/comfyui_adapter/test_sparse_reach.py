@@ -140,13 +140,13 @@ def test_a_perturbed_pass_of_the_same_prompt_has_its_own_blocks(options: dict[st
 
 def test_without_an_input_the_model_is_another_one() -> None:
     options = {"sigmas": torch.ones(1), "uuids": ["a"], "step": 3}
-    found = changes_of(None, options, {"context": ones, "ref_audio": ones})
-    assert found == changes_of(
+    changes = changes_of(None, options, {"context": ones, "ref_audio": ones})
+    assert changes == changes_of(
         None, options | {"uuids": ["b"], "step": 4}, {"ref_audio": ones, "context": ones, "y": None}
     )
-    assert found != changes_of(None, options, {"context": ones})
+    assert changes != changes_of(None, options, {"context": ones})
     assert changes_of(None, {"uuids": ["a"], "context_window": Window([1])}, {}) == changes_of(None, {}, {})
-    assert found != changes_of(None, options | {"switch": True}, {"context": ones, "ref_audio": ones})
+    assert changes != changes_of(None, options | {"switch": True}, {"context": ones, "ref_audio": ones})
 
 
 def with_hooks(session: SparseSession, step: int, tensors: list[torch.Tensor], *hooks: SimpleNamespace) -> torch.Tensor:

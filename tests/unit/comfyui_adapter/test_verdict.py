@@ -28,9 +28,9 @@ def summary_of(
     session.record.add(
         0, 0, replace(BY_KERNEL, backend=backend) if served else Decision(reason="no kernel"), Watch(5.0)
     )
-    found = session.record.summary()
+    whole = session.record.summary()
     return Summary(
-        found.steps, found.layers, found.seconds, found.shares, found.cells, agreement or {}, speed, found.devices
+        whole.steps, whole.layers, whole.seconds, whole.shares, whole.cells, agreement or {}, speed, whole.devices
     )
 
 

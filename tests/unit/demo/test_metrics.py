@@ -24,12 +24,6 @@ def test_psnr_of_a_constant_offset(video: torch.Tensor) -> None:
     assert psnr(video + 10, video) == pytest.approx(20 * math.log10(255 / 10))
 
 
-def test_ssim_of_an_offset_is_its_luminance_term() -> None:
-    dark, light = torch.full((1, 16, 16, 3), 100, dtype=torch.uint8), torch.full((1, 16, 16, 3), 110, dtype=torch.uint8)
-    c1 = (0.01 * 255) ** 2
-    assert ssim(dark, light) == pytest.approx((2 * 100 * 110 + c1) / (100**2 + 110**2 + c1))
-
-
 def test_ssim_is_the_mean_over_all_windows(video: torch.Tensor) -> None:
     """Window by window, as the paper writes it; the frames are not square."""
     other = (video.double() * 0.7 + 30).to(torch.uint8).flip(1)
@@ -37,7 +31,7 @@ def test_ssim_is_the_mean_over_all_windows(video: torch.Tensor) -> None:
     total = sum(near) ** 2
     weights = torch.tensor([[a * b / total for b in near] for a in near], dtype=torch.float64)
     c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
-    found = []
+    windows = []
     for top in range(32 - 10):
         for left in range(24 - 10):
             x, y = (v[:, top : top + 11, left : left + 11].double() for v in (video, other))
@@ -47,13 +41,8 @@ def test_ssim_is_the_mean_over_all_windows(video: torch.Tensor) -> None:
             variances = (w * away_x**2).sum((1, 2)) + (w * away_y**2).sum((1, 2))
             covariance = (w * away_x * away_y).sum((1, 2))
             likeness = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
-            found.append(likeness / ((mean_x**2 + mean_y**2 + c1) * (variances + c2)))
-    assert ssim(video, other) == pytest.approx(torch.stack(found).mean().item(), abs=1e-12)
-
-
-def test_ssim_falls_with_noise(video: torch.Tensor) -> None:
-    noise = torch.randint(0, 9, video.shape, generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
-    assert ssim(video + 5 * (noise // 8), video) > ssim(video + noise, video)
+            windows.append(likeness / ((mean_x**2 + mean_y**2 + c1) * (variances + c2)))
+    assert ssim(video, other) == pytest.approx(torch.stack(windows).mean().item(), abs=1e-12)
 
 
 def test_ssim_needs_room_for_its_window() -> None:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from unit.autotune.made_up_gpus import EIGHT, FOUR_HALF, GPU, OWN, WORKS, seconds
 
-from comfy_sage2.autotune.cache_file import CacheFile
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import Times
 from comfy_sage2.comfyui.settings import Settings
@@ -59,14 +57,6 @@ def changed(draw: st.DrawFn, document: Any) -> Any:
     return copy
 
 
-@st.composite
-def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """`content` with a piece of it cut out, and another one in its place."""
-    start = draw(st.integers(0, len(content)))
-    end = draw(st.integers(start, len(content)))
-    return content[:start] + draw(st.binary(max_size=8)) + content[end:]
-
-
 def assert_harmless(error: Exception) -> None:
     """A strict UTF-8 log takes its message as one line."""
     message = str(error)
@@ -97,23 +87,6 @@ def test_remembered_times_are_used_or_missing(document: Any) -> None:
         predicted = choices.seconds(candidate, work)
         assert predicted is not None and math.isfinite(predicted) and predicted >= 0.0
         assert not choices.is_faster(candidate, candidate, work)
-
-
-KEY = {"gpu": "NVIDIA H200"}
-FILE = json.dumps({json.dumps(KEY): DOCUMENT}).encode()
-
-
-@often
-@given(damaged(FILE) | st.binary())
-def test_a_damaged_cache_is_used_or_replaced(tmp_path: Path, content: bytes) -> None:
-    file = CacheFile(tmp_path / "findings.json")
-    assert file.path is not None
-    file.path.write_bytes(content)
-    document = file.get(KEY)
-    if document is not None:
-        Times.read(document, CANDIDATES, WORKS)
-    file.put(KEY, DOCUMENT)
-    assert file.get(KEY) == DOCUMENT
 
 
 # ComfyUI makes floats and booleans of such inputs; a combo gets what the workflow has.

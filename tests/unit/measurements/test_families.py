@@ -11,7 +11,6 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE
-from lab.families import attentions
 from lab.families.attentions import attention_for_nothing, override_of
 from lab.families.calls import Calls, counted
 from lab.families.declared import FAMILIES
@@ -93,16 +92,6 @@ def test_attention_for_nothing_is_the_mean_of_the_values() -> None:
     expected = scaled_dot_product_attention(q, k, v, scale=0.0, enable_gqa=True)
     out = attention_for_nothing(None, q, k, v, 4, skip_reshape=True, skip_output_reshape=True)
     torch.testing.assert_close(out, expected)
-
-
-def test_peers_that_cannot_be_had_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_here() -> Any:
-        raise RuntimeError("not available here")
-
-    monkeypatch.setattr(attentions, "_comfy_kitchen", none_here)
-    found, missing = attentions.peers()
-    assert missing["comfy-kitchen INT8"] == "not available here" and "sageattention" in missing
-    assert not found.keys() & missing.keys()
 
 
 def test_random_weights_keep_activations_alike() -> None:

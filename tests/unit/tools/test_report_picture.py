@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from comfy_sage2.comfyui.report.picture import HEIGHT, WIDTH, draw
@@ -22,9 +21,3 @@ def test_the_report_is_of_all_layers_and_steps() -> None:
     assert len(summary.agreement) == 12 and summary.timed
     assert "12 of 12 attention calls computed by SageAttention2" in report([session])
     assert draw([session]).size == (WIDTH, HEIGHT)
-
-
-def test_without_a_gpu_no_picture_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="the picture is of a GPU"):
-        report_picture.main([])

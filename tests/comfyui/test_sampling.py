@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any
 
 import pytest
@@ -11,7 +10,8 @@ import torch
 
 from tools.comfyui.server import ComfyServer, Prompt
 
-from .prompts import LATENT, REPORT, sage, sampling, with_report
+from .prompts import REPORT, sage, sampling, with_report
+from .stacks.chains import latents
 
 BOUNDS = {
     "8b": 0.999,
@@ -24,16 +24,6 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0))
 
 
-def latent(server: ComfyServer, prompt: Prompt) -> torch.Tensor:
-    """The latents of `prompt`, sampled once for all tests on this server."""
-    return sampled(server, json.dumps(prompt))
-
-
-@cache
-def sampled(server: ComfyServer, prompt: str) -> torch.Tensor:
-    return server.latent(server.run(json.loads(prompt)), LATENT)
-
-
 def report(server: ComfyServer, prompt: Prompt) -> str:
     result: str = server.run(with_report(prompt)).outputs[REPORT]["text"][0]
     return result
@@ -42,8 +32,8 @@ def report(server: ComfyServer, prompt: Prompt) -> str:
 @pytest.mark.parametrize("family", ["wan", "hunyuan"])
 @pytest.mark.parametrize("options", [{"mode": "off"}, {"start_percent": 1.0}], ids=["off", "no active step"])
 def test_pass_through_is_bit_identical(server: ComfyServer, family: str, options: dict[str, Any]) -> None:
-    plain = latent(server, sampling(family))
-    assert torch.equal(plain, latent(server, sampling(family, sage("loader", **options))))
+    plain = latents(server, sampling(family))
+    assert torch.equal(plain, latents(server, sampling(family, sage("loader", **options))))
 
 
 def model_state(server: ComfyServer, chain: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -74,7 +64,7 @@ def test_an_idle_node_leaves_the_model_as_it_is(server: ComfyServer, options: di
 def test_automatic_backend_passes_through_where_no_kernel_runs(server: ComfyServer) -> None:
     """The servers run with --cpu, where there is no accelerated backend."""
     prompt = sampling("wan", sage("loader", backend="auto"))
-    assert torch.equal(latent(server, sampling("wan")), latent(server, prompt))
+    assert torch.equal(latents(server, sampling("wan")), latents(server, prompt))
     text = report(server, prompt)
     assert "passes through unchanged" in text and len(text.splitlines()[-1]) > 40, text
 
@@ -83,20 +73,20 @@ def test_automatic_backend_passes_through_where_no_kernel_runs(server: ComfyServ
 @pytest.mark.parametrize("padded", [0, 4])
 @pytest.mark.parametrize("family", ["wan", "hunyuan"])
 def test_quantized_attention_is_close_to_the_baseline(server: ComfyServer, family: str, mode: str, padded: int) -> None:
-    plain = latent(server, sampling(family, padded=padded))
-    quantized = latent(server, sampling(family, sage("loader", mode=mode), padded=padded))
+    plain = latents(server, sampling(family, padded=padded))
+    quantized = latents(server, sampling(family, sage("loader", mode=mode), padded=padded))
     assert not torch.equal(plain, quantized)
     assert cosine(plain, quantized) > BOUNDS[mode]
 
 
 def test_rotation_changes_the_latents(server: ComfyServer) -> None:
-    off, on = (latent(server, sampling("wan", sage("loader", mode="4b", rotate=rotate))) for rotate in ("off", "on"))
+    off, on = (latents(server, sampling("wan", sage("loader", mode="4b", rotate=rotate))) for rotate in ("off", "on"))
     assert not torch.equal(off, on)
 
 
 def test_automatic_mode_is_8b_where_nothing_was_measured(server: ComfyServer) -> None:
     prompt = sampling("wan", sage("loader", mode="auto"))
-    assert torch.equal(latent(server, prompt), latent(server, sampling("wan", sage("loader", mode="8b"))))
+    assert torch.equal(latents(server, prompt), latents(server, sampling("wan", sage("loader", mode="8b"))))
     text = report(server, prompt)
     assert "mode auto" in text and "reference · 8b" in text, text
 
@@ -104,8 +94,8 @@ def test_automatic_mode_is_8b_where_nothing_was_measured(server: ComfyServer) ->
 def test_masks_reach_the_kernel(server: ComfyServer) -> None:
     """With text masked the result follows the masked baseline and not the unmasked one; nothing is left to ComfyUI."""
     chain = sage("loader")
-    masked, unmasked = latent(server, sampling("hunyuan", padded=12)), latent(server, sampling("hunyuan"))
-    quantized = latent(server, sampling("hunyuan", chain, padded=12))
+    masked, unmasked = latents(server, sampling("hunyuan", padded=12)), latents(server, sampling("hunyuan"))
+    quantized = latents(server, sampling("hunyuan", chain, padded=12))
     assert (quantized - masked).norm() < 0.5 * (quantized - unmasked).norm()
     assert "Left to ComfyUI" not in report(server, sampling("hunyuan", chain, padded=12))
 
@@ -113,8 +103,8 @@ def test_masks_reach_the_kernel(server: ComfyServer) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_half_precision_models(server: ComfyServer, dtype: str) -> None:
     compute = {"class_type": "ModelComputeDtype", "inputs": {"model": ["loader", 0], "dtype": dtype}}
-    plain = latent(server, sampling("wan", {"dtype": compute}))
-    quantized = latent(server, sampling("wan", {"dtype": compute, **sage("dtype")}))
+    plain = latents(server, sampling("wan", {"dtype": compute}))
+    quantized = latents(server, sampling("wan", {"dtype": compute, **sage("dtype")}))
     assert not torch.equal(plain, quantized)
     assert cosine(plain, quantized) > BOUNDS["8b"]
 
@@ -130,11 +120,11 @@ def test_two_nodes_in_a_row(server: ComfyServer) -> None:
 
 def test_an_earlier_override_serves_what_the_node_leaves_out(server: ComfyServer) -> None:
     halved = {"class_type": "TestHalvedAttention", "inputs": {"model": ["loader", 0]}}
-    alone = latent(server, sampling("wan", {"halved": halved}))
-    idle = latent(server, sampling("wan", {"halved": halved, **sage("halved", start_percent=1.0)}))
-    serving = latent(server, sampling("wan", {"halved": halved, **sage("halved")}))
+    alone = latents(server, sampling("wan", {"halved": halved}))
+    idle = latents(server, sampling("wan", {"halved": halved, **sage("halved", start_percent=1.0)}))
+    serving = latents(server, sampling("wan", {"halved": halved, **sage("halved")}))
     assert torch.equal(alone, idle)
-    assert cosine(serving, latent(server, sampling("wan"))) > BOUNDS["8b"] > cosine(serving, alone)
+    assert cosine(serving, latents(server, sampling("wan"))) > BOUNDS["8b"] > cosine(serving, alone)
 
 
 def test_step_range_and_attention_kind(server: ComfyServer) -> None:
@@ -175,22 +165,22 @@ def test_a_share_of_steps_is_that_of_the_sampler_and_not_of_the_schedule(server:
 
 def test_guard_changes_nothing_where_all_is_finite(server: ComfyServer) -> None:
     prompt = sampling("wan", sage("loader"))
-    assert torch.equal(latent(server, prompt), latent(server, sampling("wan", sage("loader", guard=False))))
+    assert torch.equal(latents(server, prompt), latents(server, sampling("wan", sage("loader", guard=False))))
     text = report(server, prompt)
     assert "Layers that the guard" not in text, text
 
 
 def test_guard_runs_a_broken_pass_again(server: ComfyServer) -> None:
     """What breaks is left to ComfyUI from the first pass on, as if the node had left it alone."""
-    fault = {"kind": "nan", "place": "every call of the backend"}
+    fault = {"kind": "nan", "place": "every call of the backend", "number": 0}
     broken = {"class_type": "TestFault", "inputs": {"model": ["loader", 0], **fault}}
     prompt = sampling("wan", {"broken": broken, **sage("broken")})
-    assert torch.equal(latent(server, prompt), latent(server, sampling("wan")))
+    assert torch.equal(latents(server, prompt), latents(server, sampling("wan")))
     text = report(server, prompt)
     assert (
         "Layers that the guard changed to a more exact mode" in text and "the model was run again in step 1;" in text
     ), text
-    unguarded = latent(server, sampling("wan", {"broken": broken, **sage("broken", guard=False)}))
+    unguarded = latents(server, sampling("wan", {"broken": broken, **sage("broken", guard=False)}))
     assert not unguarded.isfinite().any()
 
 
@@ -204,7 +194,7 @@ def long(**options: Any) -> Prompt:
 def test_sparse_leaves_short_calls_dense_and_says_so(server: ComfyServer) -> None:
     """2,048 tokens are 16 blocks of keys."""
     plain, sparse = long(), long(sparse="strong")
-    assert torch.equal(latent(server, plain), latent(server, sparse))
+    assert torch.equal(latents(server, plain), latents(server, sparse))
     text = report(server, sparse)
     assert "Key blocks skipped (sparse strong): none" in text
     assert text.count("[SA-318] this call is too short to save time: it has fewer than 64 blocks of 128 keys") == 1, (

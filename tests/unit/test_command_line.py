@@ -51,20 +51,13 @@ def refused(main: Callable[[list[str]], int], arguments: list[str], capsys: pyte
     return line
 
 
-def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "'dance'" in refused(command_line.main, ["dance"], capsys)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        (["doctor", "--fast"], "unrecognized arguments: --fast"),
-        (["doctor", "more"], "unrecognized arguments: more"),
-    ],
+    [(["dance"], "'dance'"), (["doctor", "--fast"], "unrecognized arguments: --fast"), (["doctor", "more"], "more")],
 )
 def test_wrong_arguments_of_the_library(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(command_line.main, arguments, capsys)
-    assert line.startswith(f"python -m comfy_sage2 {arguments[0]}: ") and words in line, line
+    assert line.startswith("python -m comfy_sage2") and words in line, line
 
 
 @pytest.mark.parametrize(

@@ -117,12 +117,6 @@ def test_a_machine_without_a_driver_is_told_so_once(
     assert shown.count("[SA-101]") == 1
 
 
-def test_the_reference_does_not_count(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    install(monkeypatch)
-    assert doctor.main([]) == 1
-    assert torch.__version__ in capsys.readouterr().out
-
-
 DRIVER = OSError("libcuda.so.1: cannot open shared object file")
 
 

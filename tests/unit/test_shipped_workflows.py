@@ -92,15 +92,6 @@ def test_nodes_do_not_overlap_and_open_at_a_size_that_is_read(path: Path) -> Non
 
 
 @each_workflow
-def test_wires_lead_to_the_right_or_down(path: Path) -> None:
-    """A graph is read as a text is."""
-    document = read(path)
-    places = {node["id"]: node["pos"] for node in document["nodes"]}
-    for _, start, _, end, _, _ in document["links"]:
-        assert places[start] < places[end], (start, end)
-
-
-@each_workflow
 def test_the_node_stands_between_loader_and_sampler(path: Path) -> None:
     document = read(path)
     by_id = {node["id"]: node for node in document["nodes"]}

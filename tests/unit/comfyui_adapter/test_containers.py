@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.dispatch import registry
 
 from .calls import (
@@ -46,6 +46,13 @@ def comfyui_module(monkeypatch: pytest.MonkeyPatch) -> Any:
     return install_module(monkeypatch, "comfy.ldm.modules.attention", **members)
 
 
+def attend(session: Session, held: list[Container], mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
+    """A call in containers through the override of `session`, in a pass of its own."""
+    override: Any = make_override(session)
+    with model_passes.running(session.slot, session.begin_pass(1.0, torch.device("cpu"), {})):
+        return override.container_function(*held, 2, mask, **kwargs, _inside_attn_wrapper=True, transformer_options={})
+
+
 @pytest.mark.parametrize("previous", [None, "plain", "containers"])
 @pytest.mark.parametrize("low_precision", [True, False])
 def test_containers(comfyui_module: Any, low_precision: bool, previous: str | None) -> None:
@@ -58,11 +65,7 @@ def test_containers(comfyui_module: Any, low_precision: bool, previous: str | No
         setattr(twos, "container_function", threes)  # noqa: B010
     session = session_with(None if previous is None else twos)
     held = [Container(tensor) for tensor in qkv()]
-    override: Any = make_override(session)
-    with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
-        out = override.container_function(
-            *held, 2, low_precision_attention=low_precision, _inside_attn_wrapper=True, transformer_options={}
-        )
+    out = attend(session, held, low_precision_attention=low_precision)
     if low_precision:
         assert session.record.summary().shares[0].decision.backend == "reference"
     else:
@@ -91,7 +94,7 @@ def test_tensors_are_freed_while_comfyui_serves(
     held = [Container(torch.randn(1, 64, 128)) for _ in range(3)]
     alive = [weakref.ref(container.peek()) for container in held]
 
-    def frees_one_by_one(q: Any, k: Any, v: Any, heads: int, **kwargs: Any) -> torch.Tensor:
+    def frees_one_by_one(q: Any, k: Any, v: Any, heads: int, mask: None, **kwargs: Any) -> torch.Tensor:
         for container, tensor in zip((q, k, v), alive, strict=True):
             assert tensor() is not None
             container.take()
@@ -104,12 +107,11 @@ def test_tensors_are_freed_while_comfyui_serves(
     session = session_with(before, 1, guard=True)
     session.begin_sampling([1.0, 0.0])
     options = {name: value for name, value in left.items() if name == "low_precision_attention"}
-    with ExitStack() as stack:
-        for entry in (first, session):
-            if entry is not None:
-                stack.enter_context(model_passes.running(entry.slot, entry.begin_pass(1.0, torch.device("cpu"), {})))
-        override: Any = make_override(session)
-        out = override.container_function(*held, 2, **options, _inside_attn_wrapper=True, transformer_options={})
+    if first is None:
+        out = attend(session, held, **options)
+    else:
+        with model_passes.running(0, first.begin_pass(1.0, torch.device("cpu"), {})):
+            out = attend(session, held, **options)
     assert torch.equal(out, torch.ones(1, 64, 128))
 
 
@@ -161,27 +163,18 @@ class TestInTwoSteps:
         monkeypatch.setattr(registry, "BACKENDS", (backend,))
         return backend
 
-    def attend(self, containers: list[Container], mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
-        session = session_with(**options)
-        override: Any = make_override(session)
-        with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
-            out: torch.Tensor = override.container_function(
-                *containers, 2, mask, _inside_attn_wrapper=True, transformer_options={}
-            )
-        return out
-
     def test_inputs_are_freed_before_the_second_step(self, backend: InTwoSteps) -> None:
         tensors = qkv()
         expected = call(session_with(), *tensors, 2)
         containers = [Container(tensor) for tensor in tensors]
         backend.alive, backend.whole = [weakref.ref(tensor) for tensor in tensors], 0
         del tensors
-        assert torch.equal(self.attend(containers), expected) and backend.whole == 0
+        assert torch.equal(attend(session_with(), containers), expected) and backend.whole == 0
 
     def test_nobody_can_compute_again_what_fails_then(self, backend: InTwoSteps) -> None:
         backend.fails = True
         with pytest.raises(RuntimeError, match="no image for this device"):
-            self.attend([Container(tensor) for tensor in qkv()])
+            attend(session_with(), [Container(tensor) for tensor in qkv()])
 
     @pytest.mark.parametrize("who", ["the guard", "a report", "the class of k", "the class of the mask"])
     def test_inputs_are_kept_for_whoever_looks_at_them(self, backend: InTwoSteps, who: str) -> None:
@@ -192,18 +185,16 @@ class TestInTwoSteps:
         mask = torch.zeros(64, 64).as_subclass(Tagged) if who == "the class of the mask" else None
         k = k.as_subclass(Tagged) if who == "the class of k" else k
         options = {"guard": who == "the guard", "measures_quality": who == "a report"}
-        self.attend([Container(tensor) for tensor in (q, k, v)], mask, **options)
+        attend(session_with(**options), [Container(tensor) for tensor in (q, k, v)], mask)
         assert backend.whole == 1
 
 
 def test_containers_are_measured_and_timed(comfyui_module: Any) -> None:
     """Timing ComfyUI's attention takes the containers' tensors, which nobody needs any more by then."""
     session = session_with(measures_quality=True, guard=True)
-    override: Any = make_override(session)
     for _ in range(3):
         held = [Container(tensor) for tensor in qkv()]
-        with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
-            override.container_function(*held, 2, _inside_attn_wrapper=True, transformer_options={})
+        attend(session, held)
         assert all(container.tensor is None for container in held)
     summary = session.record.summary()
     assert summary.calls == 3 and summary.agreement and summary.speed is not None and summary.speed.calls == 3

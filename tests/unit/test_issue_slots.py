@@ -51,33 +51,11 @@ def test_report_counts_per_score_and_names_the_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("card", "opcode", "clocks"),
-    [
-        ("RTX 3090", "HMMA.16816.F32.BF16", 32),
-        ("RTX 3090", "HMMA.16816.F16", 16),
-        ("RTX 4090", "QMMA.16832.F16.E4M3.E4M3", 16),
-        ("RTX 5090", "QMMA.SF.16832.F32.E4M3.E4M3.E8", 16),
-        ("RTX 5090", "IMMA.16832.U8.U8", 16),
-    ],
-)
-def test_rates_of_products(card: str, opcode: str, clocks: int) -> None:
-    assert count_issue_slots.tensor_clocks(opcode, count_issue_slots.CARDS[card]) == clocks
-
-
-@pytest.mark.parametrize(
     ("card", "opcode"), [("RTX 3090", "QMMA.16832.F32.E4M3.E4M3"), ("RTX 5090", "IMMA.16864.S4.S4")]
 )
 def test_a_product_that_a_card_lacks_is_an_error(card: str, opcode: str) -> None:
     with pytest.raises(ValueError, match=opcode):
         count_issue_slots.tensor_clocks(opcode, count_issue_slots.CARDS[card])
-
-
-@pytest.mark.parametrize(
-    ("opcode", "size"),
-    [("LDS", 4), ("LDS.64", 8), ("LDS.128", 16), ("LDSM.16.M88.4", 16), ("LDSM.16.MT88.2", 8), ("STS", 0)],
-)
-def test_bytes_of_a_load_from_shared_memory(opcode: str, size: int) -> None:
-    assert count_issue_slots.shared_bytes(opcode) == size
 
 
 def test_steady_state_goes_through_the_products_of_the_scores() -> None:

@@ -12,9 +12,8 @@ import torch
 from comfy.model_management import InterruptProcessingException
 from comfy_api.latest import ComfyExtension, io
 
-from .declared import DeclaringLoader, DeclaringLora
 from .schema import patch_schema
-from .sparse import SparseAttention, SparseBlocks
+from .sparse import SparseAttention
 from .wan_wrapper import WanWrapperOnCpu
 
 # MKL's vector functions set themselves up in the first call of a process. Where two threads make it at once, one of
@@ -245,9 +244,6 @@ class SupportExtension(ComfyExtension):
             ModelState,
             GivenValue,
             SparseAttention,
-            SparseBlocks,
-            DeclaringLoader,
-            DeclaringLora,
             WanWrapperOnCpu,
         ]
 

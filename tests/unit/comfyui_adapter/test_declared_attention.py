@@ -107,31 +107,32 @@ def attend(
 
 @pytest.mark.parametrize("contained", [False, True], ids=["tensors", "containers"])
 @pytest.mark.parametrize("config", [INT8, [SOL, INT8]], ids=["one", "list"])
-def test_calls_that_the_node_leaves_get_what_the_file_asks_for(host: Any, config: object, contained: bool) -> None:
-    child, session = Child(config), session_with(start_percent=0.5)
-    served = attend(host, session, child, sigma=0.25, contained=contained)
-    assert not child.calls and not torch.equal(served, torch.full_like(served, 7.0))
-    left = attend(host, session, child, sigma=1.0, contained=contained)
-    assert torch.equal(left, torch.full_like(left, 7.0))
+@pytest.mark.parametrize(
+    ("options", "served", "left", "code"),
+    [
+        ({"start_percent": 0.5}, {"sigma": 0.25}, {"sigma": 1.0}, "SA-302"),
+        ({"apply_to": "self only"}, {}, {"keys": 24}, "SA-303"),
+    ],
+    ids=["steps", "cross-attention"],
+)
+def test_calls_that_the_node_leaves_get_what_the_file_asks_for(
+    host: Any,
+    options: dict[str, Any],
+    served: dict[str, Any],
+    left: dict[str, Any],
+    code: str,
+    config: object,
+    contained: bool,
+) -> None:
+    child, session = Child(config), session_with(**options)
+    out = attend(host, session, child, **served, contained=contained)
+    assert not child.calls and not torch.equal(out, torch.full_like(out, 7.0))
+    out = attend(host, session, child, **left, contained=contained)
+    assert torch.equal(out, torch.full_like(out, 7.0))
     assert len(child.calls) == 1 and OVERRIDE not in child.calls[0]["transformer_options"]
-    by = [share.decision.by for share in session.record.summary().shares]
-    assert by == [None, "comfy_kitchen_int8" if config is INT8 else LISTED]
-
-
-@pytest.mark.parametrize("contained", [False, True], ids=["tensors", "containers"])
-@pytest.mark.parametrize("config", [INT8, [SOL, INT8]], ids=["one", "list"])
-def test_cross_attention_that_apply_to_leaves_out(host: Any, config: object, contained: bool) -> None:
-    child, session = Child(config), session_with(apply_to="self only")
-    attend(host, session, child, contained=contained)
-    assert not child.calls
-    left = attend(host, session, child, contained=contained, keys=24)
-    assert torch.equal(left, torch.full_like(left, 7.0)) and len(child.calls) == 1
-    by, reason = next(
-        (share.decision.by, share.decision.reason)
-        for share in session.record.summary().shares
-        if share.decision.backend is None
-    )
-    assert by == ("comfy_kitchen_int8" if config is INT8 else LISTED) and (reason or "").startswith("[SA-303]")
+    by_kernel, by_file = (share.decision for share in session.record.summary().shares)
+    assert by_kernel.by is None and by_file.by == ("comfy_kitchen_int8" if config is INT8 else LISTED)
+    assert by_file.reason is not None and by_file.reason.startswith(f"[{code}]")
 
 
 def test_an_override_of_another_pack_may_stand_between(host: Any) -> None:

@@ -104,20 +104,6 @@ def test_random_weights_keep_activations_alike() -> None:
     assert abs(float(norm.weight.detach().mean()) - 1.0) < 0.05
 
 
-def test_tiny_shapes_keep_the_structure() -> None:
-    """Whatever is smaller than in reality is a size or a number of blocks or heads; all else is the same."""
-    smaller = {"layers", "heads", "size", "dim", "depth", "features", "channels", "txtheads", "kvheads"}
-    for family in FAMILIES:
-        real, tiny = family.real.config, family.tiny.config
-        for name in real.keys() | tiny.keys():
-            if real.get(name) != tiny.get(name):
-                assert smaller & set(name.split("_")) or name in ("txtlayers", "txtdim", "txtkvheads"), name
-                assert not name.endswith("head_dim")
-        for whole, part in zip(family.real.latents, family.tiny.latents, strict=True):
-            assert whole[1] == part[1] and len(whole) == len(part)
-    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
-
-
 def test_a_mode_may_be_sparse() -> None:
     sparse, plain = settings_of("8b sparse light", "auto"), settings_of("precise", "reference")
     assert (sparse.mode, sparse.sparse, sparse.dense_percent) == ("8b", "light", 0.0)
@@ -127,14 +113,6 @@ def test_a_mode_may_be_sparse() -> None:
 def row(timed: TimedSteps | None) -> FamilyRow:
     served = Served(Calls(made=10, unasked=2, masked=8), 6, {"[SA-101] too short": 2}, 0.999, 0.02)
     return FamilyRow(FAMILIES[0], served, timed)
-
-
-def test_the_page_says_what_was_not_run() -> None:
-    text = "\n".join(body([row(None)], ["8b"], is_gpu=False))
-    assert "**Not run on a GPU.**" in text and "| not run |" in text
-    assert "| 4 | 3 | 4 | 1: [SA-101] too short; before the first step the text refiner" in text
-    columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
-    assert len(columns) == 2  # one number for each table
 
 
 def test_the_page_compares_medians() -> None:

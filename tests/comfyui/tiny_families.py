@@ -1,15 +1,12 @@
 """Write the tiny model of a family as a file that ComfyUI's loader takes: run by the Python that has ComfyUI.
 
-python -m tests.comfyui.tiny_families COMFYUI FILE FAMILY [CONFIG]
-
-CONFIG is JSON of what differs from the family's tiny shape.
+python -m tests.comfyui.tiny_families COMFYUI FILE FAMILY
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,14 +19,13 @@ from lab.families.run import enter_comfyui
 
 def main() -> None:
     """The command."""
-    comfyui, file, name, *config = sys.argv[1:]
+    comfyui, file, name = sys.argv[1:]
     enter_comfyui(Path(comfyui), cpu=True)
     family = next(family for family in FAMILIES if family.name == name)
-    shape = replace(family.tiny, config={**family.tiny.config, **json.loads(*config or ("{}",))})
     with torch.inference_mode():
-        weights = load(family, shape, torch.float32, torch.device("cpu")).model.diffusion_model.state_dict()
+        weights = load(family, family.tiny, torch.float32, torch.device("cpu")).model.diffusion_model.state_dict()
         # What the sizes of the weights do not say, LTX-2's files say here.
-        metadata = {"config": json.dumps({"transformer": dict(shape.config)})}
+        metadata = {"config": json.dumps({"transformer": dict(family.tiny.config)})}
         save_file({name: values.clone().contiguous() for name, values in weights.items()}, file, metadata)
 
 

@@ -106,7 +106,7 @@ def test_tensors_are_freed_while_comfyui_serves(
     before = make_override(first) if first else None
     session = session_with(before, 1, guard=True)
     session.begin_sampling([1.0, 0.0])
-    options = {name: value for name, value in left.items() if name == "low_precision_attention"}
+    options: dict[str, Any] = {name: value for name, value in left.items() if name == "low_precision_attention"}
     if first is None:
         out = attend(session, held, **options)
     else:

@@ -24,13 +24,13 @@ from .calls import call, qkv, session_with, settings
 CPU = torch.device("cpu")
 
 
-def served(**options: Any) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], str, Session]:
+def served(**options: Any) -> tuple[torch.Tensor, list[torch.Tensor], str, Session]:
     """The output, the q, k and v of a call with these options as (B, H, N, D), who served it, and its session."""
     session, tensors = session_with(**options), qkv()
     out = call(session, *tensors, 2)
     session.end_sampling()
     (share,) = session.record.summary().shares
-    heads = tuple(tensor.unflatten(-1, (2, 64)).transpose(1, 2) for tensor in tensors)
+    heads = [tensor.unflatten(-1, (2, 64)).transpose(1, 2) for tensor in tensors]
     return out.unflatten(-1, (2, 64)).transpose(1, 2), heads, share.decision.label, session
 
 
@@ -49,9 +49,9 @@ def test_single_precision_is_not_named() -> None:
 @pytest.mark.parametrize("rotate", ["off", "on", "auto"])
 @pytest.mark.parametrize("mode", ["8b", "4b"])
 def test_every_call_is_rotated_as_the_node_says(mode: str, rotate: str) -> None:
-    out, heads, label, _ = served(mode=mode, rotate=rotate)
+    out, (q, k, v), label, _ = served(mode=mode, rotate=rotate)
     chosen = ReferenceOptions.of(AttentionOptions(mode=mode, rotate=rotate))
-    assert torch.equal(out, reference_attention(*heads, chosen)[0])
+    assert torch.equal(out, reference_attention(q, k, v, chosen)[0])
     assert label == f"reference · {mode}" + " · rotation" * (rotate == "on")
 
 
@@ -61,8 +61,8 @@ def test_the_node_computes_in_precise(smooth_v: bool) -> None:
     options: dict[str, Any] = {"mode": "precise", "smooth_v": smooth_v, "rotate": "on"}
     title = "mode precise, rotation in all heads, always quantized, no guard, backend reference"
     assert settings(**options).describe() == title
-    out, heads, label, _ = served(**options)
-    assert Agreement.of(out, exact_attention(*heads)[0]).relative_l1 < 0.012
+    out, (q, k, v), label, _ = served(**options)
+    assert Agreement.of(out, exact_attention(q, k, v)[0]).relative_l1 < 0.012
     assert label == "reference · precise · rotation"
 
 

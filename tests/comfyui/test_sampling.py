@@ -103,8 +103,8 @@ def test_masks_reach_the_kernel(server: ComfyServer) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_half_precision_models(server: ComfyServer, dtype: str) -> None:
     compute = {"class_type": "ModelComputeDtype", "inputs": {"model": ["loader", 0], "dtype": dtype}}
-    plain = latents(server, sampling("wan", {"dtype": compute}))
-    quantized = latents(server, sampling("wan", {"dtype": compute, **sage("dtype")}))
+    plain = latents(server, sampling("wan", {"dtype": compute}, steps=1))
+    quantized = latents(server, sampling("wan", {"dtype": compute, **sage("dtype")}, steps=1))
     assert not torch.equal(plain, quantized)
     assert cosine(plain, quantized) > BOUNDS["8b"]
 
@@ -184,28 +184,19 @@ def test_guard_runs_a_broken_pass_again(server: ComfyServer) -> None:
     assert not unguarded.isfinite().any()
 
 
-def long(**options: Any) -> Prompt:
-    """A sampling whose self-attention has 2,048 tokens."""
-    prompt = sampling("wan", sage("loader", **options))
-    prompt["empty"]["inputs"].update({"width": 256, "height": 256, "length": 29})
-    return prompt
-
-
 def test_sparse_leaves_short_calls_dense_and_says_so(server: ComfyServer) -> None:
-    """2,048 tokens are 16 blocks of keys."""
-    plain, sparse = long(), long(sparse="strong")
+    plain, sparse = sampling("wan", sage("loader")), sampling("wan", sage("loader", sparse="strong"))
     assert torch.equal(latents(server, plain), latents(server, sparse))
     text = report(server, sparse)
     assert "Key blocks skipped (sparse strong): none" in text
-    assert text.count("[SA-318] this call is too short to save time: it has fewer than 64 blocks of 128 keys") == 1, (
-        text
-    )
+    reason = "[SA-318] this call is too short to save time: it has fewer than 64 blocks of 128 keys"
+    assert text.count(reason) == 1, text
 
 
 @pytest.mark.exhaustive
 def test_sparse_leaves_blocks_out_of_long_calls_after_the_dense_steps(server: ComfyServer) -> None:
-    prompt = long(sparse="strong", dense_percent=0.5)
-    prompt["empty"]["inputs"].update({"width": 512, "height": 512})  # 8,192 tokens
+    prompt = sampling("wan", sage("loader", sparse="strong", dense_percent=0.5))
+    prompt["empty"]["inputs"].update({"width": 512, "height": 512, "length": 29})  # 8,192 tokens
     text = report(server, prompt)
     assert "computed in 1 sparse calls" in text or "computed in 2 sparse calls" in text, text
     assert "[SA-318] the node skips nothing in the first 50% of the steps" in text, text

@@ -36,7 +36,7 @@ def with_replaced_tokens(
     return (p * of_tokens) @ v + (p * ~of_tokens) @ means[1], scores.logsumexp(1)
 
 
-@pytest.mark.parametrize("lengths", [(1, 1), (300, 517), (640, 130), (1000, 1009)], ids=str)
+@pytest.mark.parametrize("lengths", [(1, 1), (300, 517), (640, 130)], ids=str)
 def test_tail_is_attention_to_means(lengths: tuple[int, int]) -> None:
     q, k, v = (
         torch.randn(2, heads, n, 40).double() for heads, n in ((4, lengths[0]), (2, lengths[1]), (2, lengths[1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from comfy_sage2.autotune import accumulators, cache_file, store
-from comfy_sage2.autotune.timings import ORDINARY
+from comfy_sage2.autotune.timings import ORDINARY, Candidate
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.system import machine as machine_facts
-from comfy_sage2.timing import measure
+from comfy_sage2.timing import candidates, measure
+from comfy_sage2.timing.rounds import GpuClock
 
-from .made_up_gpus import EIGHT_HALF, WORKS, made_up_gpu
+from .made_up_gpus import EIGHT_HALF, FLASH, WORKS, made_up_gpu
 
 
 def test_the_made_up_cards_are_asked_what_real_ones_are() -> None:
@@ -202,6 +203,21 @@ def test_accumulators_follow_the_times(machine: Machine, monkeypatch: pytest.Mon
     assert pv_accumulator(options) == "fp32"
     assert pv_accumulator(AttentionOptions("4b", pv_accumulator="auto")) == "fp16"
     assert pv_accumulator(AttentionOptions(pv_accumulator="fp16")) == "fp16"
+
+
+@pytest.mark.parametrize("with_flash", [True, False])
+def test_what_is_timed_of_each_kind_of_calls(monkeypatch: pytest.MonkeyPatch, with_flash: bool) -> None:
+    """Efficient attention where flash attention is not, and smooth V in ordinary calls alone."""
+    smooth, efficient = replace(EIGHT_HALF, smooth_v=True), Candidate("torch-efficient")
+    able = {EIGHT_HALF, smooth, efficient} | ({FLASH} if with_flash else set())
+    monkeypatch.setattr(measure, "time_rounds", lambda runs, *rest: {key: [] for key in runs})
+    monkeypatch.setattr(measure, "Inputs", lambda device, heads: SimpleNamespace(of=lambda work: (None,) * 4))
+    monkeypatch.setattr(candidates, "calls", lambda *tensors: dict.fromkeys(able, print))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(multi_processor_count=8))
+    timed = measure.rounds_on(0, GpuClock())
+    for is_ordinary in (True, False):
+        kinds = {candidate for candidate, work in timed if (work.kind == ORDINARY) == is_ordinary}
+        assert kinds == able - ({efficient} if with_flash else set()) - (set() if is_ordinary else {smooth})
 
 
 def test_another_package_is_measured_anew(machine: Machine, installed: dict[str, str]) -> None:

@@ -10,9 +10,9 @@ takes: its order and names of arguments, tensors of other dimensions, dropout. T
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from inspect import Parameter, Signature
+from typing import Any
 
 import torch
 
@@ -49,131 +49,96 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "deterministic": (False,),
 }
 
+_TENSORS = ("q", "k", "v")
 # The parameters of torch's function, by our names.
-_TORCHS = ("q", "k", "v", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+_TORCHS_ORDER = (*_TENSORS, "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _TORCHS_NAMES = {"query": "q", "key": "k", "value": "v"}
 
-_Function = TypeVar("_Function", bound=Callable[..., Result])
+
+def _function(name: str, mode: str, doc: str, **defaults: Any) -> Callable[..., Result]:
+    """A function of `sageattention` that computes attention in `mode`.
+
+    defaults: its parameters after q, k and v, in the order in which packs pass them by position.
+    """
+    order, names = (*_TENSORS, *defaults), {*defaults, "attn_mask"}
+
+    def function(*args: Any, **kwargs: Any) -> Result:
+        given = _by_name(name, order, args, kwargs)
+        q, k, v = given.pop("q"), given.pop("k"), given.pop("v")
+        own: dict[str, Any] = {**defaults}
+        further: dict[str, Any] = {}
+        for key, value in given.items():
+            (own if key in names else further)[key] = value
+        if further:
+            own.update(_renamed(own, further))
+        attn_mask, layout, return_lse = own.pop("attn_mask", None), own.pop("tensor_layout"), own.pop("return_lse")
+        options, scale, dropout_p = _options(mode, layout, own, return_lse=return_lse)
+        return attend(q, k, v, attn_mask, options, scale, dropout_p)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    # ComfyUI looks for attn_mask in the signature.
+    parameters = [Parameter(tensor, Parameter.POSITIONAL_OR_KEYWORD) for tensor in _TENSORS]
+    parameters += [Parameter(key, Parameter.POSITIONAL_OR_KEYWORD, default=value) for key, value in defaults.items()]
+    if "attn_mask" not in defaults:
+        parameters.append(Parameter("attn_mask", Parameter.KEYWORD_ONLY, default=None))
+    parameters.append(Parameter("further", Parameter.VAR_KEYWORD))
+    function.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return function
 
 
-def _or_in_torchs_order(function: _Function) -> _Function:
-    """Let `function` also take torch's arguments in their order: a mask or None stands where ours have a layout."""
-
-    @functools.wraps(function)
-    def either(*args: Any, **kwargs: Any) -> Result:
-        if "query" in kwargs or "key" in kwargs or "value" in kwargs:
-            kwargs = {_TORCHS_NAMES.get(name, name): value for name, value in kwargs.items()}
-        if len(args) > 3 and (args[3] is None or isinstance(args[3], torch.Tensor)):
-            if len(args) > len(_TORCHS):
-                raise TypeError(
-                    f"[SA-602] {function.__name__} takes at most {len(_TORCHS)} arguments in the order of torch's "
-                    f"attention, got {len(args)}"
-                )
-            return function(**dict(zip(_TORCHS[: len(args)], args, strict=True)), **kwargs)
-        return function(*args, **kwargs)
-
-    return either  # type: ignore[return-value]
-
-
-@_or_in_torchs_order
-def sageattn(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    tensor_layout: str = "HND",
-    is_causal: bool = False,
-    sm_scale: float | None = None,
-    return_lse: bool = False,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    **others: Any,
-) -> Result:
-    """Mode "8b": INT8 Q and K, rotated in the heads that gain by it, V in FP8."""
-    return _call("8b", (q, k, v), tensor_layout, is_causal, sm_scale, return_lse, attn_mask, others)
+def _by_name(name: str, order: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `name` by our names. A mask or None as the fourth one shows that they are in torch's order."""
+    if len(args) > len(_TENSORS) and (args[3] is None or isinstance(args[3], torch.Tensor)):
+        order = _TORCHS_ORDER
+    if len(args) > len(order):
+        raise TypeError(f"[SA-602] {name} takes at most {len(order)} arguments by position, got {len(args)}")
+    # `zip` without its argument `strict`, which the compiler of torch 2.7 to 2.9 cannot trace.
+    given = dict(zip(order, args))  # noqa: B905
+    if "query" in kwargs or "key" in kwargs or "value" in kwargs:
+        kwargs = {_TORCHS_NAMES.get(key, key): value for key, value in kwargs.items()}
+    given.update(kwargs)
+    if len(given) < len(args) + len(kwargs):
+        raise TypeError(f"[SA-602] {name} got an argument both by position and by name")
+    if not ("q" in given and "k" in given and "v" in given):
+        raise TypeError(f"[SA-602] {name} needs q, k and v, got {', '.join(given) or 'no argument'}")
+    return given
 
 
-@_or_in_torchs_order
-def sageattn_qk_int8_pv_fp8_cuda(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    tensor_layout: str = "HND",
-    is_causal: bool = False,
-    qk_quant_gran: str = "per_thread",
-    sm_scale: float | None = None,
-    pv_accum_dtype: str = "fp32+fp16",
-    smooth_k: bool = True,
-    smooth_v: bool = False,
-    return_lse: bool = False,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    **others: Any,
-) -> Result:
-    """As `sageattn`; "fp32+fp16" takes the accumulators that suit the GPU."""
-    own = {"pv_accum_dtype": pv_accum_dtype, "qk_quant_gran": qk_quant_gran, "smooth_k": smooth_k, "smooth_v": smooth_v}
-    return _call("8b", (q, k, v), tensor_layout, is_causal, sm_scale, return_lse, attn_mask, {**own, **others})
-
-
-@_or_in_torchs_order
-def sageattn_qk_int8_pv_fp8_cuda_sm90(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    tensor_layout: str = "HND",
-    is_causal: bool = False,
-    qk_quant_gran: str = "per_thread",
-    sm_scale: float | None = None,
-    pv_accum_dtype: str = "fp32+fp32",
-    smooth_k: bool = True,
-    return_lse: bool = False,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    **others: Any,
-) -> Result:
-    """As `sageattn`, on every GPU that has kernels."""
-    own = {"pv_accum_dtype": pv_accum_dtype, "qk_quant_gran": qk_quant_gran, "smooth_k": smooth_k}
-    return _call("8b", (q, k, v), tensor_layout, is_causal, sm_scale, return_lse, attn_mask, {**own, **others})
-
-
-@_or_in_torchs_order
-def sageattn_qk_int8_pv_fp16_cuda(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    tensor_layout: str = "HND",
-    is_causal: bool = False,
-    qk_quant_gran: str = "per_thread",
-    sm_scale: float | None = None,
-    pv_accum_dtype: str = "fp32",
-    smooth_k: bool = True,
-    smooth_v: bool = False,
-    return_lse: bool = False,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    **others: Any,
-) -> Result:
-    """Mode "precise": INT8 Q and K, V in 16 bits."""
-    own = {"pv_accum_dtype": pv_accum_dtype, "qk_quant_gran": qk_quant_gran, "smooth_k": smooth_k, "smooth_v": smooth_v}
-    return _call("precise", (q, k, v), tensor_layout, is_causal, sm_scale, return_lse, attn_mask, {**own, **others})
-
-
-@_or_in_torchs_order
-def sageattn_qk_int8_pv_fp16_triton(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    tensor_layout: str = "HND",
-    quantization_backend: str = "triton",
-    is_causal: bool = False,
-    attn_mask: torch.Tensor | None = None,
-    sm_scale: float | None = None,
-    smooth_k: bool = True,
-    return_lse: bool = False,
-    **others: Any,
-) -> Result:
-    """Mode "precise": INT8 Q and K, V in 16 bits. Nothing here needs Triton."""
-    own = {"quantization_backend": quantization_backend, "smooth_k": smooth_k}
-    return _call("precise", (q, k, v), tensor_layout, is_causal, sm_scale, return_lse, attn_mask, {**own, **others})
+sageattn = _function(
+    "sageattn",
+    "8b",
+    """Mode "8b": INT8 Q and K, rotated in the heads that gain by it, V in FP8.""",
+    tensor_layout="HND", is_causal=False, sm_scale=None, return_lse=False,
+)  # fmt: skip
+sageattn_qk_int8_pv_fp8_cuda = _function(
+    "sageattn_qk_int8_pv_fp8_cuda",
+    "8b",
+    """As `sageattn`; "fp32+fp16" takes the accumulators that suit the GPU.""",
+    tensor_layout="HND", is_causal=False, qk_quant_gran="per_thread", sm_scale=None, pv_accum_dtype="fp32+fp16",
+    smooth_k=True, smooth_v=False, return_lse=False,
+)  # fmt: skip
+sageattn_qk_int8_pv_fp8_cuda_sm90 = _function(
+    "sageattn_qk_int8_pv_fp8_cuda_sm90",
+    "8b",
+    """As `sageattn`, on every GPU that has kernels.""",
+    tensor_layout="HND", is_causal=False, qk_quant_gran="per_thread", sm_scale=None, pv_accum_dtype="fp32+fp32",
+    smooth_k=True, return_lse=False,
+)  # fmt: skip
+sageattn_qk_int8_pv_fp16_cuda = _function(
+    "sageattn_qk_int8_pv_fp16_cuda",
+    "precise",
+    """Mode "precise": INT8 Q and K, V in 16 bits.""",
+    tensor_layout="HND", is_causal=False, qk_quant_gran="per_thread", sm_scale=None, pv_accum_dtype="fp32",
+    smooth_k=True, smooth_v=False, return_lse=False,
+)  # fmt: skip
+sageattn_qk_int8_pv_fp16_triton = _function(
+    "sageattn_qk_int8_pv_fp16_triton",
+    "precise",
+    """Mode "precise": INT8 Q and K, V in 16 bits. Nothing here needs Triton.""",
+    tensor_layout="HND", quantization_backend="triton", is_causal=False, attn_mask=None, sm_scale=None, smooth_k=True,
+    return_lse=False,
+)  # fmt: skip
 
 
 def sageattn_varlen(
@@ -187,7 +152,7 @@ def sageattn_varlen(
     is_causal: bool = False,
     sm_scale: float | None = None,
     smooth_k: bool = True,
-    **others: Any,
+    **further: Any,
 ) -> torch.Tensor:
     """Attention of sequences that are packed into one tensor, each for itself: mode "precise", one call for each.
 
@@ -205,24 +170,8 @@ def sageattn_varlen(
         ValueError: cu_seqlens_q and cu_seqlens_k do not fit each other or the tensors.
     """
     own = {"is_causal": is_causal, "sm_scale": sm_scale, "smooth_k": smooth_k}
-    options, scale, dropout_p = _options("precise", "NHD", {**own, **_renamed(own, others)}, return_lse=False)
+    options, scale, dropout_p = _options("precise", "NHD", {**own, **_renamed(own, further)}, return_lse=False)
     return attend_segments(q, k, v, cu_seqlens_q, cu_seqlens_k, options, scale, dropout_p)
-
-
-def _call(
-    mode: str,
-    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    tensor_layout: str,
-    is_causal: bool,
-    sm_scale: float | None,
-    return_lse: bool,
-    attn_mask: torch.Tensor | None,
-    others: Mapping[str, Any],
-) -> Result:
-    """A call by the parameters that all functions have; `others` are those that some have, by name."""
-    own: dict[str, Any] = {"is_causal": is_causal, "sm_scale": sm_scale}
-    options, scale, dropout_p = _options(mode, tensor_layout, {**own, **_renamed(own, others)}, return_lse=return_lse)
-    return attend(*qkv, attn_mask, options, scale, dropout_p)
 
 
 def _options(
@@ -257,10 +206,10 @@ def _options(
     return options, scale, dropout_p
 
 
-def _renamed(own: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """`others` by the names that they have here; TypeError where one contradicts an argument of `own`."""
+def _renamed(own: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
+    """`further` by the names that they have here; TypeError where one contradicts an argument of `own`."""
     renamed: dict[str, Any] = {}
-    for alias, value in others.items():
+    for alias, value in further.items():
         name = _ALIASES.get(alias, alias)
         if name == alias:
             renamed[name] = value

@@ -20,7 +20,7 @@ from .backends.peers import PEERS
 from .command_line import Parser
 from .dispatch import registry
 from .integrations.sageattention import offer
-from .kernels import abi, loader
+from .kernels import loader
 from .options import MODES
 from .system import machine
 from .system.console import in_width, say
@@ -73,7 +73,7 @@ def _kernel(architecture: str) -> str:
         module = loader.load(architecture)
     except loader.KernelUnavailable:
         return f"cannot be used: {reason}"
-    about = f"{abi.describe(module)}, for {module.target}"
+    about = f"{loader.describe(module)}, for {module.target}"
     if reason is None:
         return f"ready: {about}"
     if reason.startswith(_WITHOUT_DRIVER):  # the driver's own line says why, once for all kernels

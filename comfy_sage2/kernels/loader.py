@@ -1,8 +1,7 @@
 """Loading the kernel module of an architecture: a pip-installed one, else that of the wheels that the pack carries.
 
 A module is made of device images, in a wheel of the architecture, and of the launch code for all architectures, in the
-host wheel of the platform. Of several wheels that lie side by side, as in half an update, the newest two that fit each
-other and this library are taken.
+host wheel of the platform.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
-import itertools
 import logging
 import sys
 import threading
@@ -19,12 +17,13 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from . import abi, contents, manifest
-from .errors import REINSTALL, KernelUnavailable
-from .manifest import BundledWheel
+from . import bundled
+from .bundled import REINSTALL, BundledWheel, KernelUnavailable
 from .place import cache_folders, place, remove_others
 
-__all__ = ["KernelUnavailable", "bundled_wheels", "fingerprint", "ignored", "load", "reason_unavailable"]
+# kAbiVersion of csrc/attention_call.h, the major number of csrc/VERSION; and that of the wheels, which may be older.
+ABI_VERSIONS = (5, 6)
+NEEDED = " or ".join(f"ABI {number}" for number in ABI_VERSIONS)
 
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
@@ -33,8 +32,6 @@ _outcomes: dict[str, ModuleType | str] = {}
 _ignored: dict[str, str] = {}
 # The wheels that a module was made of; none for an installed one.
 _wheels: dict[str, tuple[BundledWheel, ...]] = {}
-# The bundled launch code, by the checksum of its wheel.
-_hosts: dict[str, ModuleType] = {}
 
 # Of the extension module, and of device images, which may be packed, with what they say of themselves.
 _BINARY_SUFFIXES = {".so", ".pyd", ".cubin", ".xz", ".json"}
@@ -52,7 +49,7 @@ def load(architecture: str) -> ModuleType:
     with _lock:
         if architecture not in _outcomes:
             try:
-                _outcomes[architecture] = _installed(architecture) or _bundled(architecture)
+                _outcomes[architecture] = _installed(architecture) or _assembled(architecture)
             except KernelUnavailable as error:
                 _outcomes[architecture] = str(error)
         outcome = _outcomes[architecture]
@@ -61,15 +58,28 @@ def load(architecture: str) -> ModuleType:
     return outcome
 
 
+def describe(module: ModuleType) -> str:
+    """A module's version and ABI, in words."""
+    return f"version {getattr(module, 'version', 'unknown')}, ABI {getattr(module, 'abi_version', 'unknown')}"
+
+
+def _reason_against(module: ModuleType, architecture: str) -> str | None:
+    """Why this library cannot call `module` as the kernels of `architecture`, or None."""
+    if getattr(module, "architecture", None) != architecture:
+        return f"it is not a module of {architecture} kernels"
+    abi = getattr(module, "abi_version", "unknown")
+    return None if abi in ABI_VERSIONS else f"its ABI is {abi}, this comfy_sage2 needs {NEEDED}"
+
+
 def _installed(architecture: str) -> ModuleType | None:
     """The pip-installed distribution's module, or None when there is none that this library can call."""
     name = f"comfy_sage2_{architecture}"
     try:
         module = importlib.import_module(name)
-        reason = abi.reason_against(module, architecture)
+        reason = _reason_against(module, architecture)
         if reason is None:
             return module
-        problem = f"[SA-110] the installed {name} ({abi.describe(module)}) is ignored: {reason}"
+        problem = f"[SA-110] the installed {name} ({describe(module)}) is ignored: {reason}"
     except (Exception, SystemExit) as error:  # a module of that name may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             return None
@@ -79,32 +89,10 @@ def _installed(architecture: str) -> ModuleType | None:
     return None
 
 
-def _bundled(architecture: str) -> ModuleType:
-    """The module of the newest wheels that fit each other."""
-    images, hosts = manifest.find_all(architecture), manifest.find_all(manifest.HOST)
-    first_problem: KernelUnavailable | None = None
-    for wheels in itertools.product(images, hosts):
-        try:
-            module = _assembled(architecture, *wheels)
-        except KernelUnavailable as error:
-            first_problem = first_problem or error
-            continue
-        unused = [wheel.path.name for wheel in (*images, *hosts) if wheel not in wheels]
-        if unused:
-            why = f" ({first_problem})" if first_problem else ""
-            _ignored[architecture] = (
-                f"[SA-110] beside {' and '.join(wheel.path.name for wheel in wheels)} these wheels are ignored{why}: "
-                f"{', '.join(unused)}; {REINSTALL}"
-            )
-        _wheels[architecture] = wheels
-        return module
-    assert first_problem is not None  # there is at least one wheel of each
-    raise first_problem
-
-
-def _assembled(architecture: str, images_wheel: BundledWheel, host_wheel: BundledWheel) -> ModuleType:
-    """A module of images and launch code. KernelUnavailable when they do not fit together, or this library."""
-    build, images = contents.read_images(images_wheel)
+def _assembled(architecture: str) -> ModuleType:
+    """The module of the bundled images and launch code. KernelUnavailable when they fit neither each other nor us."""
+    images_wheel, host_wheel = bundled.find(architecture), bundled.find(bundled.HOST)
+    build, images = bundled.read_images(images_wheel)
     host = _host(host_wheel)
     try:
         kernels = host.Kernels(**build)
@@ -117,23 +105,23 @@ def _assembled(architecture: str, images_wheel: BundledWheel, host_wheel: Bundle
     module.__file__ = host.__file__
     vars(module).update({name: getattr(kernels, name) for name in dir(kernels) if not name.startswith("_")})
     vars(module).update(version=images_wheel.path.name.split("-")[1])
-    reason = abi.reason_against(module, architecture)
+    reason = _reason_against(module, architecture)
     if reason is not None:
         raise KernelUnavailable(
-            f"[SA-110] the bundled comfy_sage2_{architecture} ({abi.describe(module)}) is refused: {reason}; update "
+            f"[SA-110] the bundled comfy_sage2_{architecture} ({describe(module)}) is refused: {reason}; update "
             "the pack"
         )
     # The device images go in from the verified wheel itself, so only the host module has to lie on disk.
     for name, image in images.items():
         module.add_cubin(name, image)
+    _wheels[architecture] = images_wheel, host_wheel
     return module
 
 
+@cache
 def _host(wheel: BundledWheel) -> ModuleType:
     """The launch code of a wheel, imported from the first folder that it can be written to and imported from."""
-    if wheel.sha256 in _hosts:
-        return _hosts[wheel.sha256]
-    name, content = contents.read_host(wheel)
+    name, content = bundled.read_host(wheel)
     code, problems = "SA-108", []
     for folder in cache_folders():
         path = folder / f"comfy_sage2_host-{wheel.sha256[:16]}-{name}"
@@ -143,13 +131,13 @@ def _host(wheel: BundledWheel) -> ModuleType:
             problems.append(f"{folder}: {error.strerror or error}")
             continue
         try:
-            _hosts[wheel.sha256] = _execute(path)
+            host = _execute(path)
         except Exception as error:  # an extension module may raise anything
             code = "SA-109"
             problems.append(f"{path} cannot be imported: {error}")
             continue
         remove_others(path, f"comfy_sage2_host-*-{name}")
-        return _hosts[wheel.sha256]
+        return host
     remedy = {
         "SA-108": "Free some space or make one of the folders writable for this user alone, then restart",
         "SA-109": "Often the folder is mounted noexec, or the system's C library is too old",
@@ -169,7 +157,7 @@ def _execute(path: Path) -> ModuleType:
 
 
 def ignored(architecture: str) -> str | None:
-    """Why `load` passed over an installed module of an architecture or over wheels, or None if it did not."""
+    """Why `load` passed over an installed module of an architecture, or None if it did not."""
     return _ignored.get(architecture)
 
 

@@ -22,7 +22,7 @@ from ..call.tensors import NO_TENSORS, OptionalTensors
 from ..dispatch import registry
 from ..dispatch.plan import CallPlan, plan
 from ..kernels import loader
-from ..kernels.errors import KernelUnavailable
+from ..kernels.bundled import KernelUnavailable
 from ..options import EXACT, GIVEN, MODES, AttentionOptions
 from ..reference.exact import exact_attention
 

@@ -224,7 +224,7 @@ import lzma, struct, sys
 from pathlib import Path
 import torch
 from comfy_sage2.backends import self_test_calls
-from comfy_sage2.kernels import contents, loader
+from comfy_sage2.kernels import bundled, loader
 from tests.gpu.builds import backend
 
 name, kind = sys.argv[1:]
@@ -234,7 +234,7 @@ if hasattr(module, "__path__"):
     packed = Path(module.__path__[0]).glob("*.cubin.xz")
     images |= {path.name.removesuffix(".cubin.xz"): lzma.decompress(path.read_bytes()) for path in packed}
 else:
-    images = contents.read_images(loader.bundled_wheels(name)[0])[1]
+    images = bundled.read_images(loader.bundled_wheels(name)[0])[1]
 add = getattr(module, "_kernels", module).add_cubin  # of an installed module, or of a bundled one
 changed = 0
 for cubin, image in images.items():

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from comfy_sage2.kernels.abi import ABI_VERSIONS
-from comfy_sage2.kernels.manifest import HOST
+from comfy_sage2.kernels.bundled import HOST
+from comfy_sage2.kernels.loader import ABI_VERSIONS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ABI = ABI_VERSIONS[-1]

@@ -10,7 +10,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from comfy_sage2.kernels.abi import ABI_VERSIONS
+from comfy_sage2.kernels.loader import ABI_VERSIONS
 
 NATIVE = Path(__file__).resolve().parent / "native"
 CANNOT_COMPILE = shutil.which("gcc") is None or sys.platform != "linux"

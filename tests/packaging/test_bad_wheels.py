@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from fake_pack import OWN_MODULE, PLATFORM, ROOT, release
 
-from comfy_sage2.kernels import loader, manifest
+from comfy_sage2.kernels import bundled, loader
 from tools.wheels import packed_modules
 from tools.wheels.wheel_folder import HOST, wheels_of
 
@@ -45,11 +45,11 @@ class Wheels:
         assert OWN_HOST is not None
         return self.folder / OWN_HOST.name
 
-    def rewrite(self, wheel: Path, change: Callable[[str, bytes], bytes], name: str | None = None) -> None:
+    def rewrite(self, wheel: Path, change: Callable[[str, bytes], bytes]) -> None:
         """Release a wheel with other files; `change` gives a file's new content."""
         with zipfile.ZipFile(wheel) as archive:
             files = {name: archive.read(name) for name in archive.namelist()}
-        with zipfile.ZipFile(self.folder / (name or wheel.name), "w") as archive:
+        with zipfile.ZipFile(wheel, "w") as archive:
             for file, content in files.items():
                 archive.writestr(file, change(file, content))
         release(self.folder)
@@ -63,8 +63,8 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheels:
     for path in (*wheels_of(ARCHITECTURE, WHEELHOUSE), *wheels_of(HOST, WHEELHOUSE)):
         shutil.copyfile(path, made.folder / path.name)
     release(made.folder)
-    monkeypatch.setattr(manifest, "WHEELS", made.folder)
-    for state in ("_outcomes", "_ignored", "_wheels", "_hosts"):
+    monkeypatch.setattr(bundled, "WHEELS", made.folder)
+    for state in ("_outcomes", "_ignored", "_wheels"):
         monkeypatch.setattr(loader, state, {})
     monkeypatch.setattr(loader, "_installed", lambda architecture: None)
     monkeypatch.setattr(loader, "cache_folders", lambda: (tmp_path / "unpacked",))
@@ -171,13 +171,3 @@ def test_the_reason_says_what_is_wrong(wheels: Wheels, spoil: Callable[[Wheels],
     assert expected.format(images=wheels.images.name, host=wheels.host.name, folder=f"{wheels.folder}{os.sep}") in (
         reason()
     )
-
-
-def test_a_newer_wheel_that_does_not_fit_hides_no_older_one(wheels: Wheels) -> None:
-    version = wheels.images.name.split("-")[1]
-    newer = wheels.images.name.replace(f"-{version}-", "-99.0.0-")
-    wheels.rewrite(wheels.images, _saying({"abi_version": 99}), newer)
-    assert reason() == "none"
-    assert [wheel.path for wheel in loader.bundled_wheels(ARCHITECTURE)] == [wheels.images, wheels.host]
-    ignored = loader.ignored(ARCHITECTURE)
-    assert ignored is not None and "the images are for ABI 99" in ignored and newer in ignored

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from fake_pack import ROOT, Plugin
 
-from comfy_sage2.kernels import manifest
+from comfy_sage2.kernels import bundled
 from tools.wheels import packed_modules
 
 WHEELS = ROOT / "wheels"
@@ -39,7 +39,7 @@ def pack(plugin: Plugin) -> Plugin:
 
 
 def test_the_manifest_lists_exactly_the_wheels_that_are_there() -> None:
-    listed = {wheel.path.name: wheel.sha256 for wheel in manifest.read_manifest()}
+    listed = {wheel.path.name: wheel.sha256 for wheel in bundled.read_manifest()}
     assert listed == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in RELEASED}
 
 

@@ -17,10 +17,10 @@ SHOW = """
 import sys
 sys.modules["torch"] = None
 import comfy_sage2
-from comfy_sage2.kernels import loader, manifest
-print(comfy_sage2.__file__, manifest.WHEELS, sep="\\n")
-for architecture in manifest.architectures():
-    manifest.find_all(architecture)[0].read()
+from comfy_sage2.kernels import bundled, loader
+print(comfy_sage2.__file__, bundled.WHEELS, sep="\\n")
+for architecture in bundled.architectures():
+    bundled.find(architecture).read()
     print(architecture)
 """
 

@@ -9,8 +9,8 @@ import pytest
 from fake_pack import ABI, ROOT, Plugin, write_host, write_images
 from native_module import CANNOT_COMPILE, native_module
 
-from comfy_sage2.kernels.abi import ABI_VERSIONS, NEEDED
-from comfy_sage2.kernels.manifest import read_manifest
+from comfy_sage2.kernels.bundled import read_manifest
+from comfy_sage2.kernels.loader import ABI_VERSIONS, NEEDED
 
 needs_compiler = pytest.mark.skipif(CANNOT_COMPILE, reason="needs gcc on Linux")
 SHOW = "print(loader.load('sm90').version, '|', loader.reason_unavailable('sm90'), '|', loader.ignored('sm90'))"
@@ -92,45 +92,10 @@ def test_a_bundled_module_of_another_abi_is_refused(plugin: Plugin, abi: int) ->
 
 
 @needs_compiler
-def test_of_two_versions_side_by_side_the_newer_one_serves(plugin: Plugin) -> None:
-    for version in ("1.2.3", "1.10.0"):
-        plugin.add_wheels(extension=native_module(version), version=version)
-    output, _ = run(plugin)
-    assert output.startswith("1.10.0 | None | [SA-110] beside comfy_sage2_sm90-1.10.0-")
-    assert "these wheels are ignored: comfy_sage2_sm90-1.2.3-" in output and "comfy_sage2_host-1.2.3-" in output
-
-
-@needs_compiler
-@pytest.mark.parametrize("newer", ["another ABI", "damaged images", "a damaged host"])
-def test_newer_wheels_that_do_not_fit_hide_no_older_ones(plugin: Plugin, newer: str) -> None:
-    plugin.add_wheels(extension=native_module("1.2.3"), version="1.2.3")
-    abi = ABI + 1 if newer == "another ABI" else ABI
-    host = write_host(plugin.wheels, "9.0.0", native_module("9.0.0", abi))
-    images = write_images(plugin.wheels, version="9.0.0", abi_version=abi)
-    if newer == "a damaged host":
-        host.write_bytes(b"")
-        images.write_bytes(b"")
-    if newer == "damaged images":
-        images.write_bytes(b"")
-    output, _ = run(plugin)
-    assert output.startswith("1.2.3 | None | [SA-110] beside comfy_sage2_sm90-1.2.3-")
-    assert ("this comfy_sage2 needs" if newer == "another ABI" else "[SA-106]") in output
-
-
-@needs_compiler
 def test_the_launch_code_gets_the_images(plugin: Plugin) -> None:
     plugin.add_wheels(extension=native_module("1.2.3"))
-    code = "loader.load('sm90'); (host,) = loader._hosts.values(); print(host.added)"
+    code = "loader.load('sm90'); host = loader._host(loader.bundled_wheels('sm90')[1]); print(host.added)"
     assert plugin.run(code) == "('attention', b'a device image')"
-
-
-@needs_compiler
-def test_where_no_wheels_fit_the_reason_is_that_of_the_newest(plugin: Plugin) -> None:
-    older = plugin.add_wheels(version="1.2.3")
-    write_host(plugin.wheels, "9.0.0", native_module("9.0.0", ABI + 1))
-    write_images(plugin.wheels, version="9.0.0", abi_version=ABI + 1)
-    older.write_bytes(b"changed after the release")
-    assert "version 9.0.0" in plugin.reason()
 
 
 @needs_compiler
@@ -189,7 +154,7 @@ def test_a_failure_is_kept_so_that_asking_again_costs_nothing(plugin: Plugin) ->
 first = loader.reason_unavailable('sm90')
 def find(*arguments):
     raise AssertionError("looked again")
-loader.manifest.find_all = find
+loader.bundled.find = find
 assert loader.reason_unavailable('sm90') == first
 try:
     loader.load('sm90')

@@ -110,8 +110,8 @@ sys.modules["torch"] = None
 import comfy_sage2
 from comfy_sage2 import __main__ as command_line
 from lab import __main__ as laboratory
-from comfy_sage2.kernels import manifest
-print(*manifest.architectures())
+from comfy_sage2.kernels import bundled
+print(*bundled.architectures())
 try:
     comfy_sage2.attention
 except ModuleNotFoundError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from comfy_sage2.kernels import abi
+from comfy_sage2.kernels import loader
 from tools import kernel_table
 
 
@@ -13,8 +13,8 @@ def declared_module(architecture: str) -> SimpleNamespace:
     found = kernel_table.read(architecture)
     return SimpleNamespace(
         architecture=architecture,
-        version=f"{abi.ABI_VERSIONS[-1]}.0.0",
-        abi_version=abi.ABI_VERSIONS[-1],
+        version=f"{loader.ABI_VERSIONS[-1]}.0.0",
+        abi_version=loader.ABI_VERSIONS[-1],
         modes=found.modes,
         pv_formats=found.pv_formats,
         pv_accumulators=found.pv_accumulators,

@@ -1,24 +1,40 @@
-"""The wheels that the pack carries: which of them fit here, and their bytes once their checksum is right."""
+"""The wheels that the pack carries: which of them fit here, and what they hold.
+
+A wheel has either the device images of an architecture or the host modules of a platform. The manifest lists each with
+its SHA-256, and nothing is read from a wheel before its bytes were compared with that. Files are unpacked in memory.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib.machinery
+import io
+import json
 import re
+import sys
 import sysconfig
+import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from .errors import REINSTALL, KernelUnavailable
-
+REINSTALL = "update or reinstall the pack"  # what helps against files that are not as they were released
 _PACKAGE = Path(__file__).resolve().parent.parent
 # pip installs them inside the package; in a clone of the pack they lie beside it.
 WHEELS = _PACKAGE / "wheels" if (_PACKAGE / "wheels").is_dir() else _PACKAGE.parent / "wheels"
 MANIFEST = "SHA256SUMS"
 HOST = "host"  # has the launch code for the images of every architecture
+_IMAGE = ".cubin.xz"
 _LINE = re.compile(
     r"(?P<sha256>[0-9a-f]{64})  "
     r"(?P<name>comfy_sage2_(?P<part>sm\d+|host)-(?P<version>\d+(?:\.\d+)*)-py3-none-(?P<platform>\w+)\.whl)"
 )
+
+
+class KernelUnavailable(RuntimeError):
+    """The kernels of an architecture cannot be used; the message is the reason, written for the user."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +94,8 @@ def architectures() -> tuple[str, ...]:
     return tuple(sorted({wheel.part for wheel in read_manifest()} - {HOST}))
 
 
-def find_all(part: str) -> tuple[BundledWheel, ...]:
-    """The wheels of an architecture, or of HOST, that fit this system: the newest first.
+def find(part: str) -> BundledWheel:
+    """The wheel of an architecture, or of HOST, that fits this system: of several the newest.
 
     KernelUnavailable when there is none, naming what was looked for and what there is.
     """
@@ -97,4 +113,62 @@ def find_all(part: str) -> tuple[BundledWheel, ...]:
             f"[SA-104] no bundled {part} kernel wheel fits {sysconfig.get_platform()}; there are wheels for "
             f"{platforms}: run ComfyUI on one of these"
         )
-    return tuple(sorted(fitting, key=lambda wheel: wheel.version, reverse=True))
+    return max(fitting, key=lambda wheel: wheel.version)
+
+
+def read_images(wheel: BundledWheel) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What the build of a wheel's device images says of them, and the images by the names they are loaded by.
+
+    KernelUnavailable when the wheel was changed, or is no wheel of images.
+    """
+    with _files(wheel) as files:
+        images = {name.removesuffix(_IMAGE): content for name, content in files.items() if name.endswith(_IMAGE)}
+        return json.loads(files["build.json"]), images
+
+
+def read_host(wheel: BundledWheel) -> tuple[str, bytes]:
+    """The file name and the bytes of a wheel's host module for this Python.
+
+    The modules of all CPythons are one archive; modules.json has the bytes of each, in their order. KernelUnavailable
+    when the wheel was changed, or has no such module.
+    """
+    own = {f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES}
+    with _files(wheel) as files:
+        sizes = json.loads(files["modules.json"])
+        start = 0
+        for name, size in sizes.items():
+            if name in own:
+                return name, files["modules.xz"][start : start + size]
+            start += size
+    raise KernelUnavailable(
+        f"[SA-104] {wheel.path.name} has no module for {sys.implementation.name} {sys.version_info.major}."
+        f"{sys.version_info.minor} on {sysconfig.get_platform()}; it has {', '.join(sizes)}: update the pack, or use "
+        "another Python"
+    )
+
+
+@contextlib.contextmanager
+def _files(wheel: BundledWheel) -> Iterator[dict[str, bytes]]:
+    """The unpacked files of the wheel's package, by name. KernelUnavailable also for what their reader misses."""
+    content = wheel.read()
+    try:
+        import lzma
+    except ImportError as error:
+        raise KernelUnavailable(
+            f"[SA-105] this Python was built without the standard module lzma ({error}), which unpacks the kernels: "
+            "use another Python, or install liblzma's headers and build this one again"
+        ) from error
+    files = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for path in archive.namelist():
+                package, _, name = path.rpartition("/")
+                if package == f"comfy_sage2_{wheel.part}":
+                    packed = archive.read(path)
+                    files[name] = lzma.decompress(packed) if name.endswith(".xz") else packed
+        yield files
+    except (zipfile.BadZipFile, lzma.LZMAError, KeyError, ValueError) as error:
+        raise KernelUnavailable(
+            f"[SA-106] {wheel.path} is not a wheel of {wheel.part} kernels ({type(error).__name__}: {error}): "
+            + REINSTALL
+        ) from error

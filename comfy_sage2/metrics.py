@@ -1,11 +1,14 @@
-"""The paper's three measures of an attention output (appendix, "Accuracy metrics"), and their average."""
+"""The paper's three measures of an attention output (appendix, "Accuracy metrics"), and the sample they look at."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 
 import torch
+
+# Powers of 1 / x, where x^3 = x + 1: their multiples fill a square evenly, as those of the golden ratio fill a line.
+_OF_NUMBER, _OF_SAMPLE = 0.7548776662466927, 0.5698402909980532
 
 
 @dataclass(frozen=True)
@@ -53,3 +56,56 @@ def average(results: Iterable[Agreement]) -> Agreement:
     """The mean of each measure."""
     columns = zip(*map(astuple, results), strict=True)
     return Agreement(*(sum(column) / len(column) for column in columns))
+
+
+def spread(count: int, most: int, device: torch.device, *, sample: int = 0) -> torch.Tensor:
+    """At most `most` indices, one from each of as many equal parts of range(count), int64; each `sample` has others.
+
+    Their places within the parts differ: evenly spaced tokens of a picture whose width divides the spacing would all be
+    of one column.
+    """
+    taken = min(count, most)
+    numbers = torch.arange(taken + 1, device=device)
+    ends = numbers * count // max(taken, 1)
+    shares = numbers[:-1].double().mul_(_OF_NUMBER).add_(sample * _OF_SAMPLE).frac_()
+    return ends[:-1] + (ends.diff() * shares).long()
+
+
+def exact_rows(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads: Sequence[int],
+    rows: torch.Tensor,
+    *,
+    scale: float | None,
+    mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """softmax(q k^T * scale + mask) v in float32 at some heads and rows of q, (B, heads, rows, D).
+
+    Args:
+        q: (B, Hq, Nq, D); k, v: (B, Hkv, Nkv, D).
+        rows: int64 indices on the device.
+        scale: softmax scale; None means 1/sqrt(D).
+        mask: None or 4-D, bool (True = attend) or additive float.
+    """
+    if mask is not None:
+        mask = mask if mask.shape[2] == 1 else mask.index_select(2, rows)
+        mask = mask if mask.dtype == torch.bool else mask.float()
+    group = q.shape[1] // k.shape[1]
+    # Under autocast the products would be rounded to 16 bits.
+    with torch.autocast(q.device.type, enabled=False):
+        # Head by head: the scores of all heads of a long video together would not fit beside the model.
+        return torch.cat(
+            [
+                torch.nn.functional.scaled_dot_product_attention(
+                    q[:, head, None].index_select(2, rows).float(),
+                    k[:, head // group, None].float(),
+                    v[:, head // group, None].float(),
+                    attn_mask=None if mask is None else mask if mask.shape[1] == 1 else mask[:, head, None],
+                    scale=scale,
+                )
+                for head in heads
+            ],
+            dim=1,
+        )

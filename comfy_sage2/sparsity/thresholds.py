@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 
 from ..block_mask import BLOCK_TOKENS
+from ..metrics import spread
 from ..reference.block_scores import blocks_of_share
-from ..sampling import spread
 from .always_computed import TokenRange, blocks_with, raise_always_computed_
 
 SAMPLED_ROWS = 64

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...metrics import compare
-from ...sampling import exact_rows, spread
+from ...metrics import compare, exact_rows, spread
 
 # At most this many heads and query rows of each are compared: 8 x 256 rows cost little beside a long video's attention.
 HEADS = 8

@@ -18,10 +18,10 @@ def main() -> None:
     say: Callable[[str], None] = print
     # The nodes load whatever is raised here, and the manager takes an error for a failed installation.
     try:
-        from comfy_sage2.system import console
+        from comfy_sage2 import command_line
 
-        say = console.say
-        console.print_any_letters()
+        say = command_line.say
+        command_line.print_any_letters()
         from comfy_sage2 import doctor
 
         doctor.main([])

@@ -17,13 +17,12 @@ from .autotune.cost_model import TunedChoices
 from .backends import self_test
 from .backends.kernels import KERNELS, KernelBackend
 from .backends.peers import PEERS
-from .command_line import Parser
+from .command_line import Parser, in_width, say
 from .dispatch import registry
 from .integrations.sageattention import offer
 from .kernels import loader
 from .options import MODES
 from .system import machine
-from .system.console import in_width, say
 from .system.machine import devices
 from .timing.measure import measure_now, remembered
 
@@ -53,10 +52,10 @@ class Verdict:
 def _driver() -> str:
     """The driver's version and the newest CUDA it supports."""
     try:
-        cuda = machine.driver_cuda()
+        major, minor = machine.driver_cuda()
     except OSError as error:
         return f"not found ({error})"
-    return f"{machine.driver_version()}, supports CUDA up to {cuda}"
+    return f"{machine.loaded_driver() or 'version unknown'}, supports CUDA up to {major}.{minor}"
 
 
 def _gpu(index: int) -> str:

@@ -34,7 +34,7 @@ def page_head(title: str, device: torch.device, *, settings: str, command: str, 
 
 def machine_line(device: torch.device) -> str:
     """What figures were measured on: device, driver of a GPU, torch."""
-    driver = f", driver {machine.driver_version()}" if device.type == "cuda" else ""
+    driver = f", driver {machine.loaded_driver() or 'unknown'}" if device.type == "cuda" else ""
     return f"{machine.device_name(device)}{driver}, torch {torch.__version__.partition('+')[0]}"
 
 

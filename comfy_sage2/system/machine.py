@@ -6,7 +6,6 @@ import ctypes
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
 
 import torch
 
@@ -30,26 +29,16 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
 
 
-def nvidia_smi(fields: Sequence[str]) -> list[dict[str, str]]:
-    """What `nvidia-smi` says of each GPU, by field; empty when it does not run.
-
-    Its order of GPUs need not be torch's.
-    """
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+def gpu_names() -> list[str]:
+    """What `nvidia-smi` calls each GPU of this machine; empty when it does not run."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         answer = subprocess.run(
             command, check=True, capture_output=True, encoding="utf-8", errors="backslashreplace", timeout=20
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip()]
-    return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
-
-
-def driver_version() -> str:
-    """The NVIDIA driver's version, or that it is unknown."""
-    found = nvidia_smi(["driver_version"])
-    return found[0]["driver_version"] if found else "version unknown (nvidia-smi does not run)"
+    return [line.strip() for line in answer.splitlines() if line.strip()]
 
 
 def _driver_library(windows: str, linux: str) -> ctypes.CDLL:
@@ -64,11 +53,11 @@ def loaded_driver() -> str | None:
         if library.nvmlInitWithFlags(_NVML_INIT_NO_GPUS) != 0:
             return None
         text = ctypes.create_string_buffer(80)
-        found = library.nvmlSystemGetDriverVersion(text, len(text)) == 0
+        answers = library.nvmlSystemGetDriverVersion(text, len(text)) == 0
         library.nvmlShutdown()
     except (OSError, AttributeError):
         return None
-    return text.value.decode("ascii", errors="replace") if found else None
+    return text.value.decode("ascii", errors="replace") if answers else None
 
 
 def devices() -> list[torch.device]:
@@ -90,8 +79,8 @@ def gpu_key(index: int) -> dict[str, str] | None:
     }
 
 
-def driver_cuda() -> str:
-    """The newest CUDA that the driver supports, such as "13.0".
+def driver_cuda() -> tuple[int, int]:
+    """The newest CUDA that the driver supports, such as (13, 0).
 
     OSError says why the driver's library does not load, RuntimeError that it does not answer.
     """
@@ -101,7 +90,7 @@ def driver_cuda() -> str:
         raise RuntimeError(
             "[SA-101] the NVIDIA driver is installed and does not answer: restart the computer, then read its log"
         )
-    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+    return version.value // 1000, version.value % 1000 // 10
 
 
 def reason_without_gpu() -> str:
@@ -111,11 +100,11 @@ def reason_without_gpu() -> str:
             f"[SA-103] this torch is built for AMD GPUs (ROCm {torch.version.hip}), and the kernels are for NVIDIA GPUs"
         )
     if torch.version.cuda is None:
-        names = " and ".join(dict.fromkeys(row["name"] for row in nvidia_smi(["name"])))
-        found = f", so it cannot use the {names}" if names else ""
+        names = " and ".join(dict.fromkeys(gpu_names()))
+        unused = f", so it cannot use the {names}" if names else ""
         where = "" if names else "on a machine with an NVIDIA GPU "
         return (
-            f"[SA-103] torch {torch.__version__} is built without CUDA{found}: {where}install a torch with CUDA "
+            f"[SA-103] torch {torch.__version__} is built without CUDA{unused}: {where}install a torch with CUDA "
             "into this Python (https://pytorch.org/get-started)"
         )
     try:
@@ -127,16 +116,13 @@ def reason_without_gpu() -> str:
         )
     except RuntimeError as error:
         return str(error)
-    if _major(supported) < _major(torch.version.cuda):
+    if supported[0] < int(torch.version.cuda.partition(".")[0]):
         return (
-            f"[SA-102] the NVIDIA driver is too old for this torch: it supports CUDA up to {supported}, and torch "
-            f"{torch.__version__} is built for CUDA {torch.version.cuda}; update the driver"
+            "[SA-102] the NVIDIA driver is too old for this torch: it supports CUDA up to "
+            f"{supported[0]}.{supported[1]}, and torch {torch.__version__} is built for CUDA {torch.version.cuda}; "
+            "update the driver"
         )
     return (
         "[SA-103] the NVIDIA driver works and torch finds no GPU: see whether nvidia-smi lists one, and whether the "
         "environment variable CUDA_VISIBLE_DEVICES hides it"
     )
-
-
-def _major(version: str) -> int:
-    return int(version.partition(".")[0])

@@ -17,11 +17,11 @@ from comfy_sage2.backends.base import Backend, BoundCall
 from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.backends.peers import Peer, PeerFunctions
 from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.command_line import in_width
 from comfy_sage2.dispatch import registry
 from comfy_sage2.integrations.sageattention import offer
 from comfy_sage2.kernels import loader
 from comfy_sage2.system import machine
-from comfy_sage2.system.console import in_width
 
 
 class Accelerated(Backend):
@@ -138,10 +138,10 @@ DRIVER = OSError("libcuda.so.1: cannot open shared object file")
             None,
             "13.0",
             [],
-            "12.4",
+            (12, 4),
             ("[SA-102]", "it supports CUDA up to 12.4", "built for CUDA 13.0; update the driver"),
         ),
-        (None, "12.8", [], "12.4", ("[SA-103]", "torch finds no GPU", "CUDA_VISIBLE_DEVICES")),
+        (None, "12.8", [], (12, 4), ("[SA-103]", "torch finds no GPU", "CUDA_VISIBLE_DEVICES")),
     ],
     ids=["AMD", "no CUDA", "no CUDA beside a GPU", "no driver", "driver fails", "old driver", "hidden GPU"],
 )
@@ -149,18 +149,18 @@ def test_why_torch_has_no_gpu(
     hip: str | None,
     cuda: str | None,
     gpus: list[str],
-    driver: str | Exception,
+    driver: tuple[int, int] | Exception,
     expected: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def driver_cuda() -> str:
+    def driver_cuda() -> tuple[int, int]:
         if isinstance(driver, Exception):
             raise driver
         return driver
 
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(machine, "nvidia_smi", lambda fields: [{"name": name} for name in gpus])
+    monkeypatch.setattr(machine, "gpu_names", lambda: gpus)
     monkeypatch.setattr(machine, "driver_cuda", driver_cuda)
     reason = machine.reason_without_gpu()
     assert reason.startswith(expected[0]) and all(words in reason for words in expected[1:]), reason

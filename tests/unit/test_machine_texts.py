@@ -26,21 +26,14 @@ def answer(program: Path, content: bytes, status: int = 0) -> None:
     program.chmod(0o755)
 
 
-def test_text_that_is_not_utf8_is_escaped(nvidia_smi: Path) -> None:
-    answer(nvidia_smi, b"580.1\xff, GPU \xe9\n")
-    assert machine.nvidia_smi(["driver_version", "name"]) == [{"driver_version": r"580.1\xff", "name": r"GPU \xe9"}]
-    assert machine.driver_version() == "version unknown (nvidia-smi does not run)"  # two fields are no version
+def test_a_name_that_is_not_utf8_is_escaped(nvidia_smi: Path) -> None:
+    answer(nvidia_smi, b"GPU \xe9\n\nGPU 2\n")
+    assert machine.gpu_names() == [r"GPU \xe9", "GPU 2"]
 
 
 def test_a_failing_program_gives_nothing(nvidia_smi: Path) -> None:
-    answer(nvidia_smi, b"580.1\n", status=9)
-    assert machine.nvidia_smi(["driver_version"]) == []
-
-
-def test_lines_of_another_form_are_left_out(nvidia_smi: Path) -> None:
-    answer(nvidia_smi, b"an unexpected, line\n\n580.1\n")
-    assert machine.nvidia_smi(["driver_version"]) == [{"driver_version": "580.1"}]
-    assert machine.driver_version() == "580.1"
+    answer(nvidia_smi, b"no devices were found\n", status=9)
+    assert machine.gpu_names() == []
 
 
 def test_windows_takes_the_driver_from_the_system_folder_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ class Constraint:
 
 
 class BoundCall(ABC):
-    """Calls of one signature by one backend, with all that is the same for them worked out. Threads may share it."""
+    """Computes calls of one signature by one backend; what they have in common is worked out. Threads may share it."""
 
     @abstractmethod
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
@@ -50,9 +50,9 @@ class BoundCall(ABC):
         """Begin a call without block mask, for a caller who then lets go of q, k and v; else as for `run`.
 
         Returns:
-            what ends the call, once and on the same stream, with the results of `run`; it keeps those of q, k and v
-            that it still reads, and raises RuntimeError for a failure of the device alone, such as lacking memory for
-            the output. None when the call is for `run`: nothing was done.
+            A function that ends the call, once and on the same stream, with the results of `run`. It keeps those of q,
+            k and v that it still reads. It raises RuntimeError only for a failure of the device, such as too little
+            memory for the output. None when the call is for `run`: nothing was done.
         """
         return None
 
@@ -66,7 +66,7 @@ class Backend(ABC):
     is_peer: bool = False  # another package's attention: the mode and its options do not say how it quantizes
 
     def is_for(self, mode: str) -> bool:
-        """Whether calls in `mode` are this backend's business; where not, nothing is said about it."""
+        """Whether this backend handles `mode`. If not, explanations leave it out."""
         return True
 
     def takes_rotated_heads(self) -> bool:
@@ -74,7 +74,7 @@ class Backend(ABC):
         return False
 
     def least_skipped(self, mode: str) -> float:
-        """The share of skipped blocks from which on a call with lists takes less time than a dense one in `mode`."""
+        """The share of skipped blocks above which a call with block lists is faster than a dense one in `mode`."""
         return 0.0
 
     def availability(self) -> str | None:
@@ -86,28 +86,29 @@ class Backend(ABC):
 
         The constraints come first, so that kernels are loaded only for a GPU that can run them.
         """
-        for constraint in self.constraints:
-            reason = constraint.check(signature)
-            if reason is not None:
-                return reason
-        reason = self.availability()
+        reason = self.reason_of_constraints(signature) or self.availability()
         if reason is None and signature.rotated_heads is not None and not self.takes_rotated_heads():
             reason = NO_ROTATED_HEADS
         return reason
 
+    def reason_of_constraints(self, signature: CallSignature) -> str | None:
+        """The reason of the first constraint that does not hold for `signature`, or None; nothing is loaded for it."""
+        reasons = (constraint.check(signature) for constraint in self.constraints)
+        return next((reason for reason in reasons if reason is not None), None)
+
     def settled(self, signature: CallSignature) -> CallSignature:
-        """`signature`, against which there is no reason, with this backend's choice wherever its options say "auto"."""
+        """`signature`, which this backend can run, with its choice wherever the options say "auto"."""
         return signature._replace(
             options=resolved(signature.options, signature.device, signature.dtype, signature.head_dim)
         )
 
     @abstractmethod
     def bind(self, signature: CallSignature) -> BoundCall:
-        """The computation of calls of `signature`, which is settled."""
+        """Work out calls of `signature`, which is settled."""
 
 
 class BoundTensors(BoundCall):
-    """Calls by a function of torch tensors; the base of backends that need no memory layout worked out."""
+    """Computes calls by torch functions. The base of backends that need no memory layout worked out."""
 
     def __init__(self, signature: CallSignature) -> None:
         self._signature = signature
@@ -120,7 +121,7 @@ class BoundTensors(BoundCall):
 
     @abstractmethod
     def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
-        """As `run`, for q, k and v and an output of shape (B, H, N, D), which `empty_output` has made."""
+        """As `run`, for q, k, v and an output of shape (B, H, N, D); `empty_output` makes the output."""
 
 
 def flag_nonfinite(out: torch.Tensor, nonfinite: torch.Tensor) -> None:

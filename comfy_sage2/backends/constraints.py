@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ..autotune.accumulators import mode_has_accumulator
@@ -29,13 +31,6 @@ def _on_cuda(signature: CallSignature) -> str | None:
     return f"[SA-103] the kernels need an NVIDIA GPU, and the tensors are on {signature.device.type}: {_OWN}"
 
 
-def _length(signature: CallSignature) -> str | None:
-    longest = max(signature.q_length, signature.kv_length)
-    return (
-        None if longest <= MAX_LENGTH else f"[SA-203] the sequence must have at most {MAX_LENGTH} tokens, got {longest}"
-    )
-
-
 def _precise(signature: CallSignature) -> str | None:
     options = signature.options
     if not mode_has_accumulator(options.mode, options.pv_accumulator):
@@ -45,12 +40,55 @@ def _precise(signature: CallSignature) -> str | None:
     return None
 
 
-_NO_BLOCK_MASK = "[SA-212] only the kernels and the slow reference take block masks: leave out `block_mask` here"
+def requires(name: str, holds: Callable[[CallSignature], bool], reason: str) -> Constraint:
+    """`holds` is true of the call. `reason` says why another one is refused; "{call.…}" in it is what that call has."""
+    return Constraint(name, lambda call: None if holds(call) else reason.format(call=call))
+
 
 ON_CUDA = Constraint("device", _on_cuda)
-LENGTH = Constraint("length", _length)
+LENGTH = requires(
+    "length",
+    lambda call: max(call.q_length, call.kv_length) <= MAX_LENGTH,
+    f"[SA-203] q and k must have at most {MAX_LENGTH} tokens, got {{call.q_length}} and {{call.kv_length}}",
+)
 PRECISE = Constraint("precise", _precise)
-DENSE = Constraint("block_mask", lambda signature: _NO_BLOCK_MASK if signature.block_mask is not None else None)
+DENSE = requires(
+    "block_mask",
+    lambda call: call.block_mask is None,
+    "[SA-212] only the kernels and the slow reference take block masks: leave out `block_mask` here",
+)
+
+
+# The requirements of single attentions; `who` is the attention's name for the user.
+
+
+def no_mask(who: str) -> Constraint:
+    return requires("no mask", lambda call: call.attn_mask is None, f"[SA-206] {who} takes no mask")
+
+
+def square_if_causal(who: str) -> Constraint:
+    return requires(
+        "causal",
+        lambda call: not call.options.is_causal or call.q_length == call.kv_length,
+        f"[SA-206] {who} takes is_causal only with as many keys as queries, got {{call.q_length}} and "
+        "{call.kv_length}",
+    )
+
+
+def in_16_bits(who: str) -> Constraint:
+    return requires(
+        "dtype",
+        lambda call: call.dtype in (torch.float16, torch.bfloat16),
+        f"[SA-206] {who} takes float16 or bfloat16, got {{call.dtype}}",
+    )
+
+
+def equal_heads(who: str) -> Constraint:
+    return requires(
+        "heads",
+        lambda call: call.q_heads == call.kv_heads,
+        f"[SA-206] {who} takes q and k of equally many heads, got {{call.q_heads}} and {{call.kv_heads}}",
+    )
 
 
 # Why a GPU has no kernels here and what to use on it, by compute capability or its major number; the first and the last
@@ -66,12 +104,6 @@ _WITHOUT_KERNELS: dict[tuple[int, int] | int, str] = {
 }
 
 
-def _without_kernels(capability: tuple[int, int]) -> str | None:
-    """Why there are no kernels for a GPU and what to use on it; None where there are, or nothing is known of it."""
-    major = min(max(capability[0], _FIRST), _LAST)
-    return _WITHOUT_KERNELS.get(capability) or _WITHOUT_KERNELS.get(major)
-
-
 def capability_is(*supported: tuple[int, int]) -> Constraint:
     """The GPU's compute capability is one of `supported`."""
 
@@ -82,7 +114,8 @@ def capability_is(*supported: tuple[int, int]) -> Constraint:
         if signature.capability is None:
             return f"[SA-103] these kernels need compute capability {names}, got no CUDA device"
         capability = "{}.{}".format(*signature.capability)
-        reason = _without_kernels(signature.capability)
+        major = min(max(signature.capability[0], _FIRST), _LAST)
+        reason = _WITHOUT_KERNELS.get(signature.capability) or _WITHOUT_KERNELS.get(major)
         if reason is not None:  # in the same words for every kernel module, so that a list of reasons has them once
             return f"[SA-103] there are no kernels for compute capability {capability}: {reason}"
         return f"[SA-103] these kernels need compute capability {names}, got {capability}"
@@ -112,3 +145,8 @@ def option_is(name: str, *supported: object) -> Constraint:
         return f"[SA-206] {name} must be {' or '.join(map(str, supported))} here, got {value}"
 
     return Constraint(name, check)
+
+
+def dense_on_cuda(*modes: str) -> tuple[Constraint, ...]:
+    """Calls in these modes on a CUDA device, without a block mask."""
+    return ON_CUDA, option_is("mode", *modes), LENGTH, DENSE

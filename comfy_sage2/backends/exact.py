@@ -16,15 +16,15 @@ import torch
 from ..call.signature import CallSignature
 from ..call.tensors import OptionalTensors, mask_4d
 from ..options import EXACT
+from . import constraints as rules
 from .base import Backend, BoundCall, BoundTensors, Constraint, Result, empty_output, flag_nonfinite
-from .constraints import DENSE, LENGTH, ON_CUDA, capability_from, option_is
 from .readable import readable
 
 _CUDNN, _FLASH, _EFFICIENT = "cuDNN's attention", "torch's flash attention", "torch's memory-efficient attention"
 _BIAS_MULTIPLE = 16  # elements: a row of a mask begins at a multiple of them
 
-# q, k, v padded to what the operator reads, the mask as an additive bias or None, and the call's description -> what
-# the operator gives: the output, the LSE, of at least as many rows as q where the options ask for it, and other things.
+# q, k, v padded to what the operator reads, the mask as an additive bias or None, and the signature -> what it returns:
+# the output, the LSE (at least as many rows as q, if the options ask for it), and other things.
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, CallSignature], Any]
 
 
@@ -34,17 +34,12 @@ class ExactAttention(Backend):
     accelerated = True
 
     def __init__(
-        self,
-        name: str,
-        compute: Compute,
-        availability: Callable[[], str | None],
-        *constraints: Constraint,
+        self, name: str, compute: Compute, availability: Callable[[], str | None], *constraints: Constraint
     ) -> None:
-        """constraints: what the operator needs beyond a CUDA device."""
         self.name = name
         self._compute = compute
         self._availability = availability
-        self.constraints = (ON_CUDA, option_is("mode", EXACT), LENGTH, DENSE, _ONE_KIND_OF_MASK, *constraints)
+        self.constraints = (*rules.dense_on_cuda(EXACT), _ONE_KIND_OF_MASK, *constraints)
 
     def is_for(self, mode: str) -> bool:
         return mode == EXACT
@@ -57,8 +52,6 @@ class ExactAttention(Backend):
 
 
 class ExactCall(BoundTensors):
-    """Calls of one of torch's fused attentions."""
-
     def __init__(self, signature: CallSignature, operator: Compute) -> None:
         super().__init__(signature)
         self._operator = operator
@@ -139,59 +132,6 @@ def _one_kind_of_mask(signature: CallSignature) -> str | None:
     return None
 
 
-def no_mask(who: str) -> Constraint:
-    """`who`, the attention's name for the user, takes no mask."""
-    reason = f"[SA-206] {who} takes no mask"
-    return Constraint("no mask", lambda signature: None if signature.mask_shape is None else reason)
-
-
-def square_if_causal(who: str) -> Constraint:
-    """`who` takes is_causal with as many keys as queries alone."""
-
-    def check(signature: CallSignature) -> str | None:
-        if not signature.options.is_causal or signature.q_length == signature.kv_length:
-            return None
-        lengths = f"{signature.q_length} and {signature.kv_length}"
-        return f"[SA-206] {who} takes is_causal only with as many keys as queries, got {lengths}"
-
-    return Constraint("causal", check)
-
-
-def in_16_bits(who: str) -> Constraint:
-    """`who` takes float16 and bfloat16."""
-
-    def check(signature: CallSignature) -> str | None:
-        if signature.dtype in (torch.float16, torch.bfloat16):
-            return None
-        return f"[SA-206] {who} takes float16 or bfloat16, got {signature.dtype}"
-
-    return Constraint("dtype", check)
-
-
-def equal_heads(who: str) -> Constraint:
-    """`who` takes q and k of equally many heads."""
-
-    def check(signature: CallSignature) -> str | None:
-        if signature.q_heads == signature.kv_heads:
-            return None
-        return f"[SA-206] {who} takes q and k of equally many heads, got {signature.q_heads} and {signature.kv_heads}"
-
-    return Constraint("heads", check)
-
-
-def _at_most_128_channels(signature: CallSignature) -> str | None:
-    if signature.head_dim <= 128:
-        return None
-    return f"[SA-206] {_CUDNN} takes a head_dim of at most 128, got {signature.head_dim}"
-
-
-def _several_tokens(signature: CallSignature) -> str | None:
-    """cuDNN has no graph for a single query or key."""
-    if min(signature.q_length, signature.kv_length) > 1:
-        return None
-    return f"[SA-206] {_CUDNN} needs more than one query and key"
-
-
 @lru_cache
 def _flash_availability() -> str | None:
     if torch.backends.cuda.is_flash_attention_available():
@@ -201,9 +141,6 @@ def _flash_availability() -> str | None:
 
 @lru_cache
 def _cudnn_availability() -> str | None:
-    operator = getattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", None)
-    if operator is None or not any(argument.name == "attn_bias" for argument in operator.default._schema.arguments):
-        return f"[SA-112] {_CUDNN} needs torch 2.5 or newer, got {torch.__version__}"
     try:
         version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     except RuntimeError as error:
@@ -214,7 +151,7 @@ def _cudnn_availability() -> str | None:
 
 
 _ONE_KIND_OF_MASK = Constraint("mask", _one_kind_of_mask)
-_AMPERE = capability_from(8, 0)
+_AMPERE = rules.capability_from(8, 0)
 
 # In the order that suits most GPUs before anything is measured.
 EXACT_ATTENTIONS = (
@@ -223,20 +160,28 @@ EXACT_ATTENTIONS = (
         _cudnn,
         _cudnn_availability,
         _AMPERE,
-        in_16_bits(_CUDNN),
-        Constraint("head_dim", _at_most_128_channels),
-        Constraint("tokens", _several_tokens),
-        equal_heads(_CUDNN),
-        square_if_causal(_CUDNN),
+        rules.in_16_bits(_CUDNN),
+        rules.requires(
+            "head_dim",
+            lambda call: call.head_dim <= 128,
+            f"[SA-206] {_CUDNN} takes a head_dim of at most 128, got {{call.head_dim}}",
+        ),
+        rules.requires(  # cuDNN has no graph for a single one
+            "tokens",
+            lambda call: min(call.q_length, call.kv_length) > 1,
+            f"[SA-206] {_CUDNN} needs more than one query and key",
+        ),
+        rules.equal_heads(_CUDNN),
+        rules.square_if_causal(_CUDNN),
     ),
     ExactAttention(
         "torch-flash",
         _flash,
         _flash_availability,
         _AMPERE,
-        in_16_bits(_FLASH),
-        no_mask(_FLASH),
-        square_if_causal(_FLASH),
+        rules.in_16_bits(_FLASH),
+        rules.no_mask(_FLASH),
+        rules.square_if_causal(_FLASH),
     ),
-    ExactAttention("torch-efficient", _efficient, lambda: None, _AMPERE, equal_heads(_EFFICIENT)),
+    ExactAttention("torch-efficient", _efficient, lambda: None, _AMPERE, rules.equal_heads(_EFFICIENT)),
 )

@@ -84,11 +84,11 @@ class KernelBackend(Backend):
         return reason or _reason_against_product(signature, _products(module, signature.options.mode))
 
     def _reason_of_test(self, signature: CallSignature) -> str | None:
-        """What the self-test found against the only product P V that `signature` may have, or None."""
+        """Why the self-test refused the format of P and V that `signature` asks for, or None."""
         return self_test.failed_formats(self.name, signature.device.index).get(signature.options.pv)
 
     def settled(self, signature: CallSignature) -> CallSignature:
-        """With the module's first product that suits, without those that the self-test refused."""
+        """With the first suiting product of the module that the self-test did not refuse."""
         module = loader.load(self.name)
         failed = self_test.failed_formats(self.name, signature.device.index)
         products = [product for product in _products(module, signature.options.mode) if product[1] not in failed]
@@ -102,7 +102,7 @@ class KernelBackend(Backend):
         return call
 
     def require_tested(self, signature: CallSignature) -> None:
-        """Make the self-test for `signature` where it can be made now; RuntimeError when it fails or has failed."""
+        """Run the self-test for `signature` if it can run now. RuntimeError if it fails or has failed."""
         reason = self_test.reason_against(self.name, signature.device.index, self.variants)
         reason = reason or self._reason_of_test(signature)
         if reason is not None:
@@ -149,7 +149,7 @@ def _reason_against_product(signature: CallSignature, products: Sequence[Product
 
 
 class _Untested(BoundCall):
-    """Calls bound when no self-test could run, in the capture of a graph or without memory: it follows when it can."""
+    """Defers the self-test (graph capture or low memory when the call was bound) to the first run that allows it."""
 
     def __init__(self, backend: KernelBackend, call: KernelCall, signature: CallSignature) -> None:
         self._backend, self._call, self._signature = backend, call, signature

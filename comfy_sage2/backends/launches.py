@@ -119,7 +119,7 @@ def _offsets(signature: CallSignature, views: Views, entry: int, kv_head: int) -
 
 
 def _most(count: int, fits: Callable[[int], bool]) -> int:
-    """The size of the fewest about equal parts of `count` that fit; 1 where none does."""
+    """The size of the parts if `count` is split into the fewest about equal parts that fit; 1 if none fits."""
     parts = next((parts for parts in range(1, count + 1) if fits(-(-count // parts))), count)
     return -(-count // parts)
 
@@ -128,17 +128,8 @@ def _address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _current_stream(device: torch.device) -> int:
-    return torch.cuda.current_stream(device).cuda_stream
-
-
-def _raw_current_stream(device: torch.device) -> int:
-    index = device.index
-    stream: int = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device() if index is None else index)
+def current_stream(device: torch.device) -> int:
+    """The handle of the current stream; without an object for each call, as torch.cuda.current_stream makes one."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    stream: int = torch._C._cuda_getCurrentRawStream(index)
     return stream
-
-
-# The former makes an object for each call.
-current_stream: Callable[[torch.device], int] = (
-    _raw_current_stream if hasattr(torch._C, "_cuda_getCurrentRawStream") else _current_stream
-)

@@ -1,7 +1,7 @@
 """Quantized attentions of other packages, where they are installed: comfy-kitchen's INT8 and SageAttention.
 
-They quantize in ways of their own, so they serve no call that was not allowed to take one (`CallSignature.peers`).
-Nothing is imported before a call could be theirs. One that raises is out of use in this process, and the log says so.
+They quantize in ways of their own, so they serve a call only where its routing allows that (`Routing.peers`). A package
+is imported when the first such call is planned. A peer that raises is out of use in this process, and the log says so.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ..call.signature import CallSignature
 from ..call.tensors import NO_TENSORS, OptionalTensors, mask_4d
 from ..options import MODES
 from ..text import error_text
+from . import constraints as rules
 from .base import Attend, Backend, BoundCall, Constraint, Result, flag_nonfinite
-from .constraints import DENSE, LENGTH, ON_CUDA, capability_from, option_is
-from .exact import closed_rows, equal_heads, in_16_bits, no_mask, square_if_causal
+from .exact import closed_rows
 
 log = logging.getLogger("comfy_sage2")
 
-_OURS = Path(__file__).resolve().parents[1]  # holds a module that is called `sageattention` too
+_OURS = Path(__file__).resolve().parents[1]  # its module of the name `sageattention` is no peer
 _KITCHEN, _SAGE = "comfy-kitchen's INT8 attention", "SageAttention"
 _OUR_VERSION = "+comfy.sage2"  # ends the version of that module
 
@@ -64,12 +64,9 @@ class Peer(Backend):
     def __init__(
         self, name: str, distribution: str, load: Callable[[], PeerFunctions], *constraints: Constraint
     ) -> None:
-        """load: imports the package; whatever it raises is why it cannot be used."""
+        """load: imports the package. If it raises, that error is why the peer cannot be used."""
         self.name = name
-        self.constraints = (
-            ON_CUDA, option_is("mode", *MODES), option_is("return_lse", False), LENGTH, DENSE,
-            *constraints,
-        )  # fmt: skip
+        self.constraints = (*rules.dense_on_cuda(*MODES), rules.option_is("return_lse", False), *constraints)
         self._distribution = distribution
         self._load = load
         self._lock = threading.Lock()
@@ -79,7 +76,7 @@ class Peer(Backend):
 
     @property
     def version(self) -> str | None:
-        """Of the package that is installed, as its metadata have it; None where none is."""
+        """The version in the metadata of the installed package; None if none is installed."""
         version = _installed_version(self._distribution)
         return None if version is None or version.endswith(_OUR_VERSION) else version
 
@@ -97,7 +94,7 @@ class Peer(Backend):
         return self._failure
 
     def failed(self, error: Exception) -> RuntimeError:
-        """A call raised `error`: no other one is made in this process. What to raise in its place."""
+        """Take this peer out of use in this process, because a call raised `error`. Returns what to raise instead."""
         with self._lock:
             store.changed()  # its plans are made anew
             self._fail(f"failed, and is not used until the restart: {type(error).__name__}: {error_text(error)}")
@@ -113,8 +110,6 @@ class Peer(Backend):
 
 
 class PeerCall(BoundCall):
-    """Calls of another package's attention."""
-
     def __init__(self, peer: Peer, functions: PeerFunctions, signature: CallSignature) -> None:
         self._peer = peer
         self._functions = functions
@@ -145,7 +140,7 @@ class PeerCall(BoundCall):
         return tuple(tensor.transpose(1, 2) for tensor in tensors) if self._transposes else tensors
 
     def _guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What `function` returns; RuntimeError for whatever it raises but a lack of memory."""
+        """Call `function`. Whatever it raises, except a lack of memory, becomes a RuntimeError."""
         try:
             return function(*arguments)
         except torch.cuda.OutOfMemoryError:
@@ -154,7 +149,6 @@ class PeerCall(BoundCall):
             raise self._peer.failed(error) from error
 
     def _finished(self, out: torch.Tensor, mask: torch.Tensor | None, optional: OptionalTensors) -> Result:
-        """As `BoundCall.run` returns it."""
         out = out.transpose(1, 2) if self._transposes else out
         if mask is not None:
             closed = closed_rows(mask)[..., None]
@@ -216,48 +210,39 @@ def _sage_is_version_1() -> bool:
     return (_installed_version("sageattention") or "").startswith("1.")
 
 
-def _whole_blocks(signature: CallSignature) -> str | None:
-    """Version 1 counts keys that are not there, with a score of 0, where the last block of 64 is not full."""
-    if signature.kv_length % 64 == 0 or not _sage_is_version_1():
-        return None
-    return f"[SA-206] SageAttention 1 takes a number of keys that is a multiple of 64, got {signature.kv_length}"
-
-
-def _one_mask_for_all(signature: CallSignature) -> str | None:
-    if signature.mask_shape is None or signature.mask_shape[1:3] == (1, 1):
-        return None
-    return (
-        "[SA-206] comfy-kitchen was not timed with masks that differ between heads or queries, so it does not compute "
-        "this call"
-    )
-
-
-def _head_dim_64_or_128(signature: CallSignature) -> str | None:
-    if signature.head_dim in (64, 128):
-        return None
-    return f"[SA-206] {_SAGE} takes head_dim 64 or 128, got {signature.head_dim}"
-
-
 PEERS = (
     Peer(
         "comfy-kitchen",
         "comfy-kitchen",
         _kitchen,
-        capability_from(7, 5),
-        in_16_bits(_KITCHEN),
-        option_is("is_causal", False),
-        Constraint("mask", _one_mask_for_all),
+        rules.capability_from(7, 5),
+        rules.in_16_bits(_KITCHEN),
+        rules.option_is("is_causal", False),
+        rules.requires(
+            "mask",
+            lambda call: call.mask_shape is None or call.mask_shape[1:3] == (1, 1),
+            f"[SA-206] {_KITCHEN} was not timed with masks that differ between heads or queries, so it does not "
+            "compute this call",
+        ),
     ),
     Peer(
         "sageattention",
         "sageattention",
         _sage_attention,
-        capability_from(8, 0),
-        in_16_bits(_SAGE),
-        Constraint("head_dim", _head_dim_64_or_128),
-        Constraint("tokens", _whole_blocks),
-        no_mask(_SAGE),
-        equal_heads(_SAGE),
-        square_if_causal(_SAGE),
+        rules.capability_from(8, 0),
+        rules.in_16_bits(_SAGE),
+        rules.requires(
+            "head_dim",
+            lambda call: call.head_dim in (64, 128),
+            f"[SA-206] {_SAGE} takes head_dim 64 or 128, got {{call.head_dim}}",
+        ),
+        rules.requires(  # version 1 counts the keys that are missing in the last block of 64, with a score of 0
+            "tokens",
+            lambda call: call.kv_length % 64 == 0 or not _sage_is_version_1(),
+            f"[SA-206] {_SAGE} 1 takes a number of keys that is a multiple of 64, got {{call.kv_length}}",
+        ),
+        rules.no_mask(_SAGE),
+        rules.equal_heads(_SAGE),
+        rules.square_if_causal(_SAGE),
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ from .constraints import option_is
 
 
 def _product(signature: CallSignature) -> str | None:
-    """No kernel has other products: with FP16 sums of whole numbers the result would be far off."""
+    """Only products that kernels have: FP16 sums of whole numbers would be far off."""
     options = signature.options
     if options.mode == "precise":
         return option_is("pv", AUTO, "fp16").check(signature)
@@ -52,40 +53,23 @@ class ReferenceBackend(Backend):
 
 
 class ReferenceCall(BoundTensors):
-    """Calls of the reference."""
-
     def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
         signature, options = self._signature, self._signature.options
         mask = mask_4d(optional.attn_mask)
         lists = None if optional.block_mask is None else BlockMask(optional.block_mask, optional.invalid_blocks)
         live = None if lists is None else lists.to_dense()
+        arguments: dict[str, Any] = {
+            "scale": signature.scale, "is_causal": options.is_causal, "attn_mask": mask, "active_blocks": live,
+        }  # fmt: skip
         if options.mode == EXACT:
-            result, lse = exact_attention(
-                q,
-                k,
-                v,
-                scale=signature.scale,
-                is_causal=options.is_causal,
-                attn_mask=mask,
-                active_blocks=live,
-                dtype=torch.float32,
-            )
+            result, lse = exact_attention(q, k, v, **arguments, dtype=torch.float32)
         else:
             numerics = ReferenceOptions.of(options, dtype=q.dtype)
             rotated = optional.rotated_heads
             if rotated is not None and options.rotate == AUTO:
                 rotated.copy_(heads_that_gain(q, k, numerics, hidden_keys(mask)))
-            result, lse = reference_attention(
-                q,
-                k,
-                v,
-                numerics,
-                scale=signature.scale,
-                is_causal=options.is_causal,
-                attn_mask=mask,
-                active_blocks=live,
-                rotated_heads=None if rotated is None else rotated.ne(0),
-            )
+            arguments["rotated_heads"] = None if rotated is None else rotated.ne(0)
+            result, lse = reference_attention(q, k, v, numerics, **arguments)
         out = empty_output(q, options.layout).copy_(_within_range(result, q.dtype))
         if optional.nonfinite is not None:
             flag_nonfinite(out, optional.nonfinite)

@@ -1,6 +1,8 @@
 """The self-test of a kernel module at its first use on a GPU: a module that computes wrong results is not used.
 
-A module that passed is remembered for this GPU, driver and module. One that failed is tested again by the next process.
+The test makes small calls with known results (`self_test_calls`), once a process. A pass is remembered in the user's
+cache file, for this GPU, driver and module. A module that failed is tested again by the next process. During the
+capture of a CUDA graph, or without memory, the test is postponed to the first call that allows it.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ _postponed: set[tuple[str, int]] = set()
 
 @dataclass(frozen=True)
 class TestResult:
-    """What the test of a module on a GPU gave.
+    """The result of a module's test on a GPU.
 
     Attributes:
         reason: why the module must not be used there, or None.
-        calls: that were made and compared; 0 when an earlier process did it.
-        seconds: that it took.
-        failed: formats of P and V that must not be used there, with the reason of each: others serve in their place.
+        calls: how many were compared; 0 if an earlier process tested the module.
+        seconds: how long the test took.
+        failed: formats of P and V that must not be used there, with reasons. Other formats replace them.
     """
 
     reason: str | None
@@ -85,7 +87,6 @@ def failed_formats(architecture: str, index: int | None) -> Mapping[str, str]:
 
 
 def is_postponed(architecture: str, index: int | None) -> bool:
-    """Whether a test is still to be made."""
     if not _postponed:
         return False
     place = (architecture, _device_index(index))
@@ -93,7 +94,7 @@ def is_postponed(architecture: str, index: int | None) -> bool:
 
 
 def test_now(architecture: str, index: int, variants: Sequence[Variant]) -> TestResult:
-    """Test the module whatever is remembered of it. RuntimeError while the GPU has no memory for it."""
+    """Test the module, whatever is remembered. RuntimeError while the GPU has no memory for it."""
     with _lock:
         result = _tested(architecture, index, variants)
         if result is None:
@@ -107,7 +108,7 @@ def _device_index(index: int | None) -> int:
 
 
 def _key(architecture: str, index: int, variants: Sequence[Variant]) -> dict[str, str] | None:
-    """What a passed test holds for; None when the driver does not tell its version: then nothing is remembered."""
+    """The key of a pass in the cache file. None if the driver does not tell its version: nothing is remembered then."""
     gpu = machine.gpu_key(index)
     if gpu is None:
         return None
@@ -127,9 +128,9 @@ def _remembered(architecture: str, index: int, variants: Sequence[Variant]) -> T
 
 
 def _tested(architecture: str, index: int, variants: Sequence[Variant]) -> TestResult | None:
-    """The result of a test, remembered when it was passed; None without the memory for it."""
+    """Run the test and remember a pass. None without the memory for it."""
     started = time.perf_counter()
-    # By the format of P and V in whose place another can serve, or None.
+    # By format of P and V; None for the formats that no other can replace.
     by_format: dict[str | None, list[Variant]] = {}
     for variant in variants:
         by_format.setdefault(None if variant.pv in (AUTO, *FLOAT_PV) else variant.pv, []).append(variant)

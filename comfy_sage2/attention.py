@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 import torch
 
 from .autotune.auto_mode import with_mode
+from .backends.block_kernels import add_tail_, module_for
 from .block_mask import BlockMask
 from .call.signature import CallSignature, Routing
 from .call.tensors import NO_TENSORS, OptionalTensors
@@ -18,7 +19,6 @@ from .dispatch.plan import Refusal, plan
 from .dispatch.registry import UnsupportedError
 from .options import AttentionOptions
 from .sparsity.declared import Sparse
-from .sparsity.selection import add_tail_
 
 
 # For type checkers, whose `arguments` are those below.
@@ -154,7 +154,8 @@ def _with_tail(
         def heads_first(tensor: torch.Tensor) -> torch.Tensor:
             return tensor if options.layout == "BHND" else tensor.transpose(1, 2)
 
-        add_tail_(heads_first(q), heads_first(k), heads_first(v), heads_first(out), lse, block_mask, scale=scale)
+        tensors = heads_first(q), heads_first(k), heads_first(v), heads_first(out)
+        add_tail_(module_for(q.device), *tensors, lse, block_mask.lists, scale)
         if optional.nonfinite is not None:  # the call with the mask has not read the values of the other blocks
             optional.nonfinite.masked_fill_(~out.isfinite().all(), 1)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):

@@ -1,7 +1,11 @@
-"""The kernels of sparse attention beside the attention itself: they score key blocks, list them and add a tail.
+"""What sparse attention needs beside the attention: scores of key blocks, lists of those to compute, and the tail.
 
-All take heads-first tensors. They raise ValueError for tensors that the module cannot read, and RuntimeError for a
-failure of the driver.
+Each function takes the kernel module that `module_for` gives for the device. Without a module it computes the same in
+plain PyTorch, by `reference`. Kernels have means of tokens in bfloat16 and all sums in float32. They read q, k and v in
+place where attention kernels can; else these are copied.
+
+All tensors are heads-first, those of a call that was checked, and nothing waits for the device. A module raises
+ValueError for tensors that it cannot read, and RuntimeError for a failure of the driver.
 """
 
 from __future__ import annotations
@@ -11,12 +15,15 @@ from typing import Any
 
 import torch
 
-from ..block_mask import blocks_of
+from ..block_mask import BlockMask, blocks_of
+from ..call.signature import TensorForm
 from ..kernels import loader
+from ..reference import block_scores as reference
+from ..reference.pooled_tail import add_pooled_tail_
 from . import self_test
 from .kernels import KERNELS
 from .module_plan import ELEMENT_CODES
-from .readable import readable
+from .readable import is_readable, readable
 
 
 def module_for(device: torch.device) -> ModuleType | None:
@@ -34,9 +41,15 @@ def module_for(device: torch.device) -> ModuleType | None:
 
 
 def block_scores(
-    module: ModuleType, q: torch.Tensor, k: torch.Tensor, scale: float, *, block_means: bool = False
+    module: ModuleType | None, q: torch.Tensor, k: torch.Tensor, scale: float, *, block_means: bool = False
 ) -> torch.Tensor:
-    """What `reference.block_scores.block_scores` gives, within rounding: (B, Hq, Tq, Tk) float32."""
+    """log2 of the share of its queries' probability that each key block is estimated to hold.
+
+    See `reference.block_scores.block_scores`; block_means is for calls with a tail. Returns (B, Hq, Tq, Tk) float32,
+    contiguous.
+    """
+    if module is None:
+        return reference.block_scores(q, k, scale=scale, block_means=block_means)
     q, k = readable(q), readable(k)
     plan = module.block_score_plan(**_call_fields(q, k, scale), block_means=block_means)
     shape = (*q.shape[:2], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
@@ -45,32 +58,8 @@ def block_scores(
     return scores
 
 
-def add_tail_(
-    module: ModuleType,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    lists: torch.Tensor,
-    scale: float,
-) -> None:
-    """What `reference.pooled_tail.add_pooled_tail_` does to out and lse, within rounding.
-
-    out: one that `readable.is_readable`. lists: as `BlockMask.lists`.
-    """
-    q, k, v = readable(q), readable(k), readable(v)
-    plan = module.pooled_tail_plan(
-        **_call_fields(q, k, scale),
-        v_strides=v.stride()[:3],
-        out_strides=out.stride()[:3],
-        list_strides=tuple(0 if lists.shape[axis] == 1 else lists.stride(axis) for axis in range(2)),
-    )
-    _run(plan, q, k, v, out, lse, lists)
-
-
 def block_lists(
-    module: ModuleType,
+    module: ModuleType | None,
     scores: torch.Tensor,
     *,
     threshold: torch.Tensor | None = None,
@@ -78,10 +67,26 @@ def block_lists(
     always: torch.Tensor | None = None,
     dense: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`BlockMask.lists` of scores, as `sparsity.selection.block_lists` describes them.
+    """`BlockMask.lists` of scores, by a threshold or else a count.
 
-    count: of each row's highest scores, where there is no threshold.
+    Args:
+        scores: (B, Hq, Tq, Tk) float32.
+        threshold: (B, Hq) float32: a block is active unless its score is at most this; NaN is active.
+        count: the active blocks of each block of queries: those of the highest scores. NaN is the highest; of equal
+            scores the lower block is taken.
+        always: bool (Tk,): key blocks that are active for every block of queries, beside those.
+        dense: bool (Tq,): blocks of queries with all key blocks active.
     """
+    if module is None:
+        if threshold is None:
+            active = reference.highest_blocks(scores, count)
+        else:
+            active = ~(scores <= threshold[..., None, None])
+        if always is not None:
+            active = active | always
+        if dense is not None:
+            active = active | dense[:, None]
+        return BlockMask.from_dense(active).lists
     batch, heads, query_blocks, key_blocks = scores.shape
     lists = torch.empty((batch, heads, query_blocks, 1 + key_blocks), dtype=torch.int16, device=scores.device)
     tensors = {"scores": scores, "threshold": threshold, "always": always, "dense": dense}
@@ -98,6 +103,34 @@ def block_lists(
         **{name: tensor.data_ptr() for name, tensor in contiguous.items()},
     )
     return lists
+
+
+def add_tail_(
+    module: ModuleType | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    lists: torch.Tensor,
+    scale: float,
+) -> None:
+    """Correct the output and the LSE of a call for what its block lists left out, in place.
+
+    See `reference.pooled_tail.add_pooled_tail_`. lse: (B, Hq, Nq) float32, contiguous. A call with other masks has no
+    use for a tail, which knows nothing of them.
+    """
+    if module is None or not is_readable(TensorForm.of(out)):
+        add_pooled_tail_(q, k, v, out, lse, BlockMask(lists).to_dense(), scale=scale)
+        return
+    q, k, v = readable(q), readable(k), readable(v)
+    plan = module.pooled_tail_plan(
+        **_call_fields(q, k, scale),
+        v_strides=v.stride()[:3],
+        out_strides=out.stride()[:3],
+        list_strides=tuple(0 if lists.shape[axis] == 1 else lists.stride(axis) for axis in range(2)),
+    )
+    _run(plan, q, k, v, out, lse, lists)
 
 
 def _call_fields(q: torch.Tensor, k: torch.Tensor, scale: float) -> dict[str, Any]:

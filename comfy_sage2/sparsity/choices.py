@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 import torch
 
+from ..backends.block_kernels import block_lists, block_scores, module_for
 from ..block_mask import BlockMask
+from ..system.readback import Readback
 from .always_computed import TokenRange
-from .packed_blocks import PackedBlocks
-from .selection import block_lists, block_scores
 from .thresholds import choose
 
 STEPS_SERVED = 2  # by one choice, the step in which it is made counted
+_BITS = 8
 
 ModelChanges = frozenset[tuple[Hashable, float]]  # what makes the model another one for a pass, and how strong it is
 
@@ -59,6 +60,37 @@ class ChoiceKey(NamedTuple):
     ) -> ChoiceKey:
         """The key of a call with q (B, Hq, Nq, D) and k (B, Hkv, Nkv, D)."""
         return cls(layer, tuple(q.shape), k.shape[2], q.device, entries, changes)
+
+
+class PackedBlocks:
+    """The active blocks of a call, a bit each, and the share of them.
+
+    Attributes:
+        shares: of each head's blocks, those that are active: (Hq,) float32 on the device.
+    """
+
+    def __init__(self, active: torch.Tensor) -> None:
+        """active: bool (B, Hq, Tq, Tk)."""
+        self.shares = active.float().mean(dim=(0, 2, 3))
+        self._blocks = active.shape[3]
+        padded = torch.nn.functional.pad(active, (0, -self._blocks % _BITS))
+        bits = padded.unflatten(3, (-1, _BITS)) * _weights(active.device)
+        self._packed = bits.sum(dim=4, dtype=torch.uint8)
+        self._share_on_host = Readback(1, torch.float32, active.device)
+        self._share_on_host.start(self.shares.mean())
+
+    def active(self) -> torch.Tensor:
+        """Bool (B, Hq, Tq, Tk)."""
+        bits: torch.Tensor = self._packed[..., None] & _weights(self._packed.device)
+        return bits.ne(0).flatten(3)[..., : self._blocks]
+
+    def skipped_share(self) -> float:
+        """The share of blocks that are skipped. Waits for what was enqueued before they were packed."""
+        return 1.0 - self._share_on_host.values()[0]
+
+
+def _weights(device: torch.device) -> torch.Tensor:
+    return (2 ** torch.arange(_BITS, device=device)).to(torch.uint8)  # made there: nobody waits for a copy
 
 
 class _Choice(NamedTuple):
@@ -148,7 +180,8 @@ class BlockChoices:
             blocks = earlier
         self.figures[key.layer].computed.append((moment, blocks.shares))
         active = blocks.active().float()
-        return block_lists(active, threshold=torch.full(active.shape[:2], 0.5, device=active.device))
+        threshold = torch.full(active.shape[:2], 0.5, device=active.device)
+        return BlockMask(block_lists(module_for(active.device), active, threshold=threshold))
 
     def _choose(
         self,
@@ -161,7 +194,7 @@ class BlockChoices:
         always: tuple[TokenRange, ...],
         earlier: PackedBlocks | None,
     ) -> PackedBlocks:
-        scores = block_scores(q, k, scale=scale)
+        scores = block_scores(module_for(q.device), q, k, scale)
         outdated = None if earlier is None else earlier.active()
         choice = choose(q, k, v, scores, self._bound, scale=scale, sample=moment.step, always=always, compared=outdated)
         figures = self.figures[key.layer]

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
+from ..backends.block_kernels import block_lists, block_scores, module_for
 from ..block_mask import BlockMask, blocks_of
 from ..call.tensors import OptionalTensors, mask_4d
 from ..dispatch.registry import UnsupportedError
 from ..options import EXACT, AttentionOptions
+from ..reference.block_scores import blocks_of_share
 from ..text import quoted
 from . import levels
 from .always_computed import TokenRange, blocks_with
 from .key_bias import add_to_scores, key_bias, without_hidden_keys
-from .selection import block_lists, block_scores
 from .thresholds import choose
 
 
@@ -117,12 +118,14 @@ class Sparse:
             bias = None if mask is None else key_bias(mask, length)
             if bias is not None:
                 k, v = without_hidden_keys(k, v, bias, q_heads=q.shape[1])
-            scores = block_scores(q, k, scale=scale, block_means=self.tail)
+            module = module_for(q.device)
+            scores = block_scores(module, q, k, scale, block_means=self.tail)
             if bias is not None:
                 scores = add_to_scores(scores, bias)
             if self.share is not None:
                 blocks = always.to(q.device, non_blocking=True) if self.always else None
-                return block_lists(scores, share=self.share, always=blocks, dense=blocks)
+                count = blocks_of_share(self.share, scores.shape[3])
+                return BlockMask(block_lists(module, scores, count=count, always=blocks, dense=blocks))
             assert self.bound is not None
             choice = choose(q, k, v, scores, self.bound, scale=scale, always=self.always, bias=bias)
-            return block_lists(scores, threshold=choice.thresholds)
+            return BlockMask(block_lists(module, scores, threshold=choice.thresholds))

@@ -83,7 +83,6 @@ def choose(
     scale: float,
     sample: int = 0,
     always: tuple[TokenRange, ...] = (),
-    block_tokens: int = BLOCK_TOKENS,
     bias: torch.Tensor | None = None,
     compared: torch.Tensor | None = None,
 ) -> Choice:
@@ -102,10 +101,7 @@ def choose(
     rows = sampled_rows(q.shape[2], sample, q.device, queries if always else None)
     raise_always_computed_(rank_(scores), keys, queries)
     thresholds = candidates(scores)
-    measured = errors(
-        q, k, v, scores, rows, scale=scale, thresholds=thresholds, block_tokens=block_tokens, bias=bias,
-        compared=compared,
-    )  # fmt: skip
+    measured = errors(q, k, v, scores, rows, scale=scale, thresholds=thresholds, bias=bias, compared=compared)
     place = loosest(measured[..., : thresholds.shape[2]], bound)[..., None]
     return Choice(
         thresholds.gather(2, place)[..., 0],
@@ -135,7 +131,6 @@ def errors(
     *,
     scale: float,
     thresholds: torch.Tensor,
-    block_tokens: int = BLOCK_TOKENS,
     bias: torch.Tensor | None = None,
     compared: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -147,14 +142,13 @@ def errors(
         rows: the query tokens to compare, (R,) int64.
         scale: softmax scale.
         thresholds: (B, Hq, L), ascending.
-        block_tokens: queries or keys of a block.
         bias: float32 (B | 1, Hq | 1, 1, Nkv), added to the scaled scores of all queries; None without a mask.
         compared: bool (B | 1, Hq, Tq, Tk), active blocks whose error is measured too.
 
     Returns:
         (B, Hq, L) float32, or (B, Hq, L + 1) with the error of `compared` behind.
     """
-    group, of_rows = q.shape[1] // k.shape[1], rows // block_tokens
+    group, of_rows = q.shape[1] // k.shape[1], rows // BLOCK_TOKENS
     active = ranks[:, :, of_rows][:, :, :, None] > thresholds[:, :, None, :, None]
     if compared is not None:
         of_compared = compared[:, :, of_rows].expand(*q.shape[:2], -1, -1)
@@ -167,8 +161,8 @@ def errors(
         for b, first in itertools.product(range(q.shape[0]), range(0, k.shape[1], heads)):
             kv, part = slice(first, first + heads), slice(first * group, (first + heads) * group)
             of_part = None if biases is None else biases[b, part]
-            p = _probabilities(q[b, part, rows], k[b, kv], scale, of_part, behind=-k.shape[2] % block_tokens)
-            of_heads.append(_errors(p, v[b, kv], active[b, part], block_tokens))
+            p = _probabilities(q[b, part, rows], k[b, kv], scale, of_part, behind=-k.shape[2] % BLOCK_TOKENS)
+            of_heads.append(_errors(p, v[b, kv], active[b, part]))
     return torch.cat(of_heads).view(*q.shape[:2], active.shape[3])
 
 
@@ -208,7 +202,7 @@ def _probabilities(
     return p
 
 
-def _errors(p: torch.Tensor, v: torch.Tensor, active: torch.Tensor, block_tokens: int) -> torch.Tensor:
+def _errors(p: torch.Tensor, v: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
     """The errors of some heads: (Hq, L).
 
     P V is computed once, block by block: an output is a sum over the blocks that are active.
@@ -216,11 +210,11 @@ def _errors(p: torch.Tensor, v: torch.Tensor, active: torch.Tensor, block_tokens
     p: (Hq, R, tokens of Tk blocks), v: (Hkv, Nkv, D), active: bool (Hq, R, L, Tk).
     """
     (heads, rows), blocks, (kv_heads, length, _) = p.shape[:2], active.shape[3], v.shape
-    of_blocks = p.unflatten(2, (blocks, block_tokens))
-    full, rest = divmod(length, block_tokens)
+    of_blocks = p.unflatten(2, (blocks, BLOCK_TOKENS))
+    full, rest = divmod(length, BLOCK_TOKENS)
     outs = torch.empty((blocks, heads, rows, v.shape[2]), device=p.device)
     for head in range(heads if full else 0):
-        of_kv = v[head * kv_heads // heads, : full * block_tokens].unflatten(0, (full, block_tokens))
+        of_kv = v[head * kv_heads // heads, : full * BLOCK_TOKENS].unflatten(0, (full, BLOCK_TOKENS))
         _multiply(of_blocks[head, :, :full].transpose(0, 1), of_kv, outs[:full, head])
     if rest:
         last = of_blocks[:, :, full, :rest].reshape(kv_heads, -1, rest)

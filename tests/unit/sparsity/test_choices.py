@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment, values
+from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment, PackedBlocks, values
 from comfy_sage2.sparsity.levels import LEVELS
-from comfy_sage2.sparsity.packed_blocks import PackedBlocks
 
 BLOCKS = 6
 CPU = torch.device("cpu")

@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2.backends import block_kernels
 from comfy_sage2.block_mask import BlockMask, blocks_of
-from comfy_sage2.sparsity.selection import block_lists, block_scores
+from comfy_sage2.reference.block_scores import blocks_of_share
+
+
+def block_scores(q: torch.Tensor, k: torch.Tensor, scale: float, *, block_means: bool = False) -> torch.Tensor:
+    return block_kernels.block_scores(None, q, k, scale, block_means=block_means)
 
 
 def shares_by_tokens(q: torch.Tensor, k: torch.Tensor, scale: float, keys: int) -> torch.Tensor:
@@ -75,7 +80,9 @@ def test_scores_of_huge_inputs_are_finite() -> None:
     assert scores.isfinite().all() and scores.min() == -126 and scores.max() <= 0
 
 
-def listed(mask: BlockMask) -> torch.Tensor:
+def listed(scores: torch.Tensor, **given: Any) -> torch.Tensor:
+    """The active blocks of the lists, which are valid."""
+    mask = BlockMask(block_kernels.block_lists(None, scores, **given))
     mask.check()
     return mask.to_dense()
 
@@ -83,7 +90,7 @@ def listed(mask: BlockMask) -> torch.Tensor:
 def test_a_share_is_that_many_of_the_highest_scores() -> None:
     scores = torch.randn(2, 3, 5, 41)
     for share, count in ((1.0, 41), (0.1, 4), (0.5, 21), (0.001, 1)):
-        active = listed(block_lists(scores, share=share))
+        active = listed(scores, count=blocks_of_share(share, 41))
         assert (active.sum(3) == count).all()
         least, most = scores.where(active, math.inf).amin(3), scores.where(~active, -math.inf).amax(3)
         assert (least > most).all()
@@ -92,7 +99,7 @@ def test_a_share_is_that_many_of_the_highest_scores() -> None:
 def test_equal_scores_go_to_the_lower_blocks_and_nan_is_the_highest() -> None:
     scores = torch.zeros(1, 1, 2, 10)
     scores[0, 0, 0, 7], scores[0, 0, 0, 2], scores[0, 0, 1, 9] = math.nan, -0.0, 1.0
-    active = listed(block_lists(scores, share=0.3))
+    active = listed(scores, count=3)
     assert active[0, 0].long().nonzero().tolist() == [[0, 0], [0, 1], [0, 7], [1, 0], [1, 1], [1, 9]]
 
 
@@ -100,16 +107,16 @@ def test_a_threshold_of_each_head() -> None:
     scores = torch.randn(2, 3, 4, 9)
     scores[1, 2, 3, 4] = math.nan
     threshold = torch.tensor([[-math.inf, 0.0, math.inf], [0.5, -0.5, 1.0]])
-    active = listed(block_lists(scores, threshold=threshold))
+    active = listed(scores, threshold=threshold)
     assert torch.equal(active, ~(scores <= threshold[..., None, None]))
     assert active[0, 0].all() and not active[0, 2].any() and active[1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("choice", ["share", "threshold"])
+@pytest.mark.parametrize("choice", ["count", "threshold"])
 def test_always_and_dense(choice: str) -> None:
     scores = torch.randn(3, 2, 6, 20)
-    given: dict[str, Any] = {"share": 0.2} if choice == "share" else {"threshold": torch.full((3, 2), 0.8)}
-    plain = listed(block_lists(scores, **given))
+    given: dict[str, Any] = {"count": 4} if choice == "count" else {"threshold": torch.full((3, 2), 0.8)}
+    plain = listed(scores, **given)
     always, dense = torch.arange(20) % 9 == 4, torch.arange(6) == 2
     wanted = plain | always | dense[:, None]
-    assert torch.equal(listed(block_lists(scores, always=always, dense=dense, **given)), wanted)
+    assert torch.equal(listed(scores, always=always, dense=dense, **given), wanted)

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from comfy_sage2.backends.block_kernels import add_tail_
 from comfy_sage2.block_mask import BlockMask, blocks_of
 from comfy_sage2.reference.pooled_tail import center_of
-from comfy_sage2.sparsity.selection import add_tail_
 
 
 def of_lists(
@@ -49,7 +49,7 @@ def test_tail_is_attention_to_means(lengths: tuple[int, int]) -> None:
     found = [of_lists(q[b, h], k[b, h // 2], v[b, h // 2], active[b, h], 0.4) for b, h in pairs]
     out, lse = (torch.stack(x).unflatten(0, (2, 4)) for x in zip(*found, strict=True))
     dense_before, lse = out[0, 0].clone(), lse.float()
-    add_tail_(q, k, v, out, lse, BlockMask.from_dense(active), scale=0.4)
+    add_tail_(None, q, k, v, out, lse, BlockMask.from_dense(active).lists, 0.4)
     for b, h in pairs:
         wanted, wanted_lse = with_replaced_tokens(q[b, h], k[b, h // 2], v[b, h // 2], active[b, h], 0.4)
         torch.testing.assert_close(out[b, h], wanted, rtol=1e-5, atol=1e-5)
@@ -63,6 +63,6 @@ def test_one_mask_for_all_heads() -> None:
     results = []
     for mask in (active, active.expand(1, 3, 4, 4).contiguous()):
         out, lse = torch.ones(1, 3, 400, 64), torch.zeros(1, 3, 400)
-        add_tail_(q, k, v, out, lse, BlockMask.from_dense(mask), scale=0.1)
+        add_tail_(None, q, k, v, out, lse, BlockMask.from_dense(mask).lists, 0.1)
         results.append((out, lse))
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))

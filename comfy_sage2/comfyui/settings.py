@@ -30,28 +30,12 @@ CHOICES: Mapping[str, Collection[str]] = {
     "backend": BACKENDS,
 }
 
-# Inputs as the node shows them, and as prompts name them.
-_FROM, _UNTIL = "'start percent' (start_percent)", "'end percent' (end_percent)"
-_DENSE_AT_FIRST = "'dense at first' (dense_percent)"
-
-
-def reason_against_steps(start_percent: float, end_percent: float) -> str | None:
-    """Why the node cannot be active from one share of the steps to the other, or None when it can."""
-    reason = _reason_against_share(_FROM, start_percent) or _reason_against_share(_UNTIL, end_percent)
-    if reason is not None or start_percent <= end_percent:
-        return reason
-    return (
-        f"[SA-402] {_FROM} must not be above {_UNTIL}, got {start_percent:g} and {end_percent:g}: lower the first or "
-        "raise the second"
-    )
-
-
-def _reason_against_share(name: str, value: float) -> str | None:
-    """Why `value` of the input, `name` for the user, is no share of the steps, or None when it is."""
-    if 0.0 <= value <= 1.0:
-        return None
-    where = "above 1" if value > 1.0 else "below 0" if value < 0.0 else "not a number"
-    return f"[SA-402] {name} must be from 0 to 1, and {value:g} is {where}"
+# Shares of the steps: as prompts name them, and as the node shows them.
+_SHARES = {
+    "start_percent": "'start percent' (start_percent)",
+    "end_percent": "'end percent' (end_percent)",
+    "dense_percent": "'dense at first' (dense_percent)",
+}
 
 
 @dataclass(frozen=True)
@@ -74,7 +58,7 @@ class Settings:
         respect_model_attention: calls for which the model's file asks for an attention are left to that.
         backend: "auto" takes an accelerated backend or none; "reference" the slow one in plain PyTorch; "auto or
             reference" the latter only where no accelerated backend can run.
-        notes: what was decided in place of the user's choice, and why, for the node, the report and the log.
+        notes: where something replaced the user's choice, and why, for the node, the report and the log.
     """
 
     mode: str = AUTO
@@ -113,11 +97,15 @@ class Settings:
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
             check_choice(name, getattr(self, name), allowed)
-        reason = reason_against_steps(self.start_percent, self.end_percent) or _reason_against_share(
-            _DENSE_AT_FIRST, self.dense_percent
-        )
-        if reason is not None:
-            raise ValueError(reason)
+        for name, shown in _SHARES.items():
+            share = getattr(self, name)
+            if not 0.0 <= share <= 1.0:
+                raise ValueError(f"[SA-402] {shown} must be from 0 to 1, got {share:g}")
+        if self.start_percent > self.end_percent:
+            raise ValueError(
+                f"[SA-402] {_SHARES['start_percent']} must not be above {_SHARES['end_percent']}, got "
+                f"{self.start_percent:g} and {self.end_percent:g}: lower the first or raise the second"
+            )
 
     def options(self, mode: str) -> AttentionOptions:
         """The options of calls in `mode`, which is one of `AttentionOptions`."""

@@ -171,7 +171,7 @@ def test_what_inputs_say_of_tokens() -> None:
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
 def test_a_share_of_dense_steps_out_of_range_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match=r"\[SA-402\] 'dense at first' \(dense_percent\) must be from 0 to 1, and"):
+    with pytest.raises(ValueError, match=r"\[SA-402\] 'dense at first' \(dense_percent\) must be from 0 to 1, got"):
         Settings(dense_percent=value)
 
 

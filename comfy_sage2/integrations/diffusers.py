@@ -5,7 +5,7 @@ forward of each such module and answers the calls that are made inside it; nothi
 
 There are two ways to see such a call. In eager mode a TorchFunctionMode around the forward intercepts torch's function
 in this thread. A compiler cannot trace such a mode, so while it traces the forward, another function stands in torch's
-module in place of torch's own; it puts one opaque operator into the graph, which does not break. Who serves the call is
+module instead of torch's own; it puts one opaque operator into the graph, which does not break. Who serves the call is
 decided, and counted, when the compiled model runs.
 """
 
@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MethodType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -145,17 +145,13 @@ class Patch:
 
         return answering
 
-    def answer(
-        self, inputs: CallTensors, dropout_p: float, is_causal: bool, scale: float | None, gqa: bool
-    ) -> torch.Tensor | None:
-        """The result of one scaled_dot_product_attention call, or None, counted, when torch has to compute it."""
-        inputs = autocast(inputs)
-        reason, fitting = _form(inputs, dropout_p, gqa)
-        if fitting is None:
-            self.fallbacks[reason] += 1
+    def answer(self, call: _TorchCall) -> torch.Tensor | None:
+        """The result of a call of torch's function, or None, counted, when torch has to compute it."""
+        if call.fitting is None:
+            self.fallbacks[call.reason] += 1
             return None
-        out = self.planned(fitting, is_causal, scale)
-        return None if out is None else out.reshape(inputs.q.shape)
+        out = self.planned(call.fitting, call.is_causal, call.scale)
+        return None if out is None else out.reshape(call.shape)
 
     def planned(self, inputs: CallTensors, is_causal: bool, scale: float | None) -> torch.Tensor | None:
         """The result of a call by a backend, or None, counted, when torch has to compute it."""
@@ -184,13 +180,32 @@ def _of_call(options: AttentionOptions, is_causal: bool, scale: float | None) ->
     return replace(options, is_causal=is_causal, scale=scale)
 
 
-def _form(inputs: CallTensors, dropout_p: float, gqa: bool) -> tuple[str, CallTensors | None]:
-    """The call in the form that a plan is made for; or why no plan can serve it."""
+class _TorchCall(NamedTuple):
+    """A call of torch's function: of this shape of q, and in the form that a plan is made for, or why none can be."""
+
+    shape: torch.Size
+    fitting: CallTensors | None
+    reason: str
+    is_causal: bool
+    scale: float | None
+
+
+def _torch_call(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> _TorchCall:
+    inputs = autocast(CallTensors(query, key, value, attn_mask))
     reason = reason_for_torch(inputs, dropout_p)
-    fitting = None if reason is not None else in_four_dimensions(inputs)
-    if fitting is not None and fitting.q.shape[1] != fitting.k.shape[1] and not gqa:
-        return HEADS_DIFFER, None
-    return reason or DO_NOT_FIT, fitting
+    fitting = in_four_dimensions(inputs) if reason is None else None
+    if fitting is not None and fitting.q.shape[1] != fitting.k.shape[1] and not enable_gqa:
+        reason, fitting = HEADS_DIFFER, None
+    return _TorchCall(inputs.q.shape, fitting, reason or DO_NOT_FIT, is_causal, scale)
 
 
 class _Interceptor(TorchFunctionMode):
@@ -207,7 +222,7 @@ class _Interceptor(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             self.asked = True
-            out = self._owner.answer(*_arguments(*args, **kwargs))
+            out = self._owner.answer(_torch_call(*args, **kwargs))
             if out is not None:
                 return out
         return func(*args, **kwargs)
@@ -223,18 +238,16 @@ class _TracedAttention:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.asked = True
-        inputs, dropout_p, is_causal, scale, gqa = _arguments(*args, **kwargs)
-        inputs = autocast(inputs)
-        reason, fitting = _form(inputs, dropout_p, gqa)
-        if fitting is None:
-            _count_compiled(self._name, reason)
+        call = _torch_call(*args, **kwargs)
+        if call.fitting is None:
+            _count_compiled(self._name, call.reason)
             # Torch's own again: the class of a tensor may know torch's attention by its place in the module.
             F.scaled_dot_product_attention = self._torchs
             try:
                 return self._torchs(*args, **kwargs)
             finally:
                 F.scaled_dot_product_attention = self
-        return _operator(*fitting, is_causal, scale, self._name).reshape(inputs.q.shape)
+        return _operator(*call.fitting, call.is_causal, call.scale, self._name).reshape(call.shape)
 
 
 def _traced(name: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -253,20 +266,6 @@ def _traced(name: str, forward: Callable[..., Any], args: tuple[Any, ...], kwarg
     if not attention.asked:
         _count_compiled(name, NOT_CALLED)
     return result
-
-
-def _arguments(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> tuple[CallTensors, float, bool, float | None, bool]:
-    """Those of torch's function, by its names."""
-    return CallTensors(query, key, value, attn_mask), dropout_p, is_causal, scale, enable_gqa
 
 
 def _count_compiled(name: str, reason: str) -> bool:
@@ -298,7 +297,7 @@ def _run(
     return out.contiguous()  # as the compiler was promised
 
 
-def _fake(q: torch.Tensor, *others: object) -> torch.Tensor:
+def _fake(q: torch.Tensor, *rest: object) -> torch.Tensor:
     return q.new_empty(q.shape)
 
 

@@ -20,7 +20,7 @@ def smooth_tokens(x: torch.Tensor, hidden: torch.Tensor | None = None) -> tuple[
 
 
 def without_hidden(x: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor:
-    """K or V (B, H, N, D) with zeros in the place of hidden tokens, whatever they hold."""
+    """K or V (B, H, N, D) with zeros for hidden tokens, whatever these hold."""
     return x if hidden is None else x.masked_fill(hidden[:, None, :, None], 0.0)
 
 

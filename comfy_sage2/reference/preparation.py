@@ -114,8 +114,8 @@ def _quantized(q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions) -> t
     return q_quantized, quantize_groups(k, key_groups(k.shape[2], options.groups, k.device), options.qk_format)
 
 
-def _chosen(heads: torch.Tensor, rotated: Quantized, others: Quantized) -> Quantized:
-    """`rotated` in the `heads` (B, H), else `others`, whose values are filled up with zeros."""
+def _chosen(heads: torch.Tensor, rotated: Quantized, plain: Quantized) -> Quantized:
+    """`rotated` in the `heads` (B, H), else `plain`, whose values are filled up with zeros."""
     heads = heads[:, :, None, None]
-    values = pad(others.values, (0, rotated.values.shape[3] - others.values.shape[3]))
-    return Quantized(torch.where(heads, rotated.values, values), torch.where(heads, rotated.scale, others.scale))
+    values = pad(plain.values, (0, rotated.values.shape[3] - plain.values.shape[3]))
+    return Quantized(torch.where(heads, rotated.values, values), torch.where(heads, rotated.scale, plain.scale))

@@ -44,7 +44,7 @@ def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
     """
     make_folders(path.parent)
     _remove_abandoned(path.parent)
-    # A fresh file of an unpredictable name: nobody can have put a link in its place.
+    # A fresh file with an unpredictable name: nobody can have put a link there.
     descriptor, partial = tempfile.mkstemp(prefix=_PARTIAL, dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -58,7 +58,7 @@ def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove what killed processes left behind. Younger files may belong to a process that is writing them."""
+    """Remove files that killed processes left. A younger file may belong to a process that is writing it."""
     for path in folder.glob(f"{_PARTIAL}*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:

@@ -6,13 +6,12 @@ import torch
 
 
 class Readback:
-    """Takes a copy of a small tensor; who reads it waits for the copy alone, not for what was enqueued behind it.
+    """Copies a small tensor to the host. A reader waits for the copy alone, not for what was enqueued after it.
 
     Making one may allocate pinned memory, which takes time: what every pass needs is made before it.
     """
 
     def __init__(self, count: int, dtype: torch.dtype, device: torch.device) -> None:
-        """For `count` values of `dtype` on `device`."""
         self._values = torch.empty(count, dtype=dtype, pin_memory=device.type == "cuda")
         self._copied: torch.cuda.Event | None = None
 
@@ -29,8 +28,8 @@ class Readback:
         return self._copied is None or self._copied.query()
 
     def values(self) -> list[float]:
-        """The values that were copied last; waits for them."""
+        """Wait for the last copy and return its values."""
         if self._copied is not None:
             self._copied.synchronize()
-        found: list[float] = self._values.tolist()
-        return found
+        copied: list[float] = self._values.tolist()
+        return copied

@@ -37,17 +37,17 @@ def changes_of(model: object, options: Mapping[str, Any], inputs: Mapping[str, o
     """
     applied = getattr(getattr(model, "current_patcher", None), "current_hooks", None)
     hooks = {(hook.hook_ref, float(hook.strength)) for hook in ([] if applied is None else applied.hooks)}
-    others: set[Hashable] = {("input", name) for name, value in inputs.items() if value is not None}
+    changes: set[Hashable] = {("input", name) for name, value in inputs.items() if value is not None}
     for name, value in options.items():
         if name in _SAID_BY_PROMPTS:
             continue
         if isinstance(value, set):
             value = frozenset(value)
-        others.add((name, value if isinstance(value, (bool, str, frozenset)) else None))
+        changes.add((name, value if isinstance(value, (bool, str, frozenset)) else None))
     patches = options.get("patches_replace")
     if isinstance(patches, Mapping):
-        others |= {("patches_replace", part, block) for part, blocks in patches.items() for block in blocks}
-    return frozenset(hooks | {(other, 1.0) for other in others})
+        changes |= {("patches_replace", part, block) for part, blocks in patches.items() for block in blocks}
+    return frozenset(hooks | {(change, 1.0) for change in changes})
 
 
 def replaces_blocks(options: Mapping[str, Any]) -> bool:

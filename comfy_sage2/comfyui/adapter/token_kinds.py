@@ -38,8 +38,8 @@ class TokenKinds:
         layout = payload.get("layout") if isinstance(payload, Mapping) else None
         segments = getattr(layout, "segments", None)
         if segments:
-            others = tuple((start, stop) for start, stop, kind in segments if kind != _VIDEO)
-            return cls(max(stop for _, stop, _ in segments), others)
+            beside_video = tuple((start, stop) for start, stop, kind in segments if kind != _VIDEO)
+            return cls(max(stop for _, stop, _ in segments), beside_video)
         if cross_attends:
             return cls()
         embeddings = (value for value in inputs.values() if isinstance(value, torch.Tensor) and value.dim() == 3)

@@ -1,4 +1,4 @@
-"""This library in the place of the package `sageattention`, for packs that import it and never ask a node.
+"""The module `sageattention`, served by this library, for packs that import it and never ask a node.
 
 `path` holds a module of that name. The pack's prestartup_script.py puts `path` last on Python's path when the user asks
 for it and no real one is installed.

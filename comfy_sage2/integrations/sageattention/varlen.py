@@ -32,7 +32,7 @@ def attend_segments(
     scale: float | None,
     dropout_p: float,
 ) -> torch.Tensor:
-    """See `functions.sageattn_varlen`; options: of layout "BNHD"."""
+    """See `functions.sageattn_varlen`. The options have layout "BNHD"."""
     require_tensors(q, k, v)
     for name, starts in (("cu_seqlens_q", starts_q), ("cu_seqlens_k", starts_k)):
         if not isinstance(starts, torch.Tensor):
@@ -91,7 +91,7 @@ def _run(
 
 
 def _is_short(inputs: CallTensors, options: AttentionOptions) -> bool:
-    """Whether the GPU would wait for the CPU, which torch's function takes the least time of."""
+    """Whether the GPU would wait for the CPU: torch's function takes the least of the CPU's time."""
     (batch, q_length, heads, head_dim), (_, kv_length, _, _) = inputs.q.shape, inputs.k.shape
     choices = choices_of(inputs.q.device)
     if choices is None or inputs.q.dtype == torch.float32:  # which is not timed
@@ -104,7 +104,7 @@ def _is_short(inputs: CallTensors, options: AttentionOptions) -> bool:
 def _calls(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts_q: torch.Tensor, starts_k: torch.Tensor
 ) -> Iterator[tuple[slice, CallTensors]]:
-    """The calls that the sequences take, and the tokens of q that each is about; as of `_segments`."""
+    """The dense calls of the sequences, each with its tokens of q. Raises as `_segments`."""
     for sequences, rows, keys in _segments(q, k, starts_q, starts_k):
         yield (
             rows,
@@ -154,7 +154,7 @@ def _checked(name: str, starts: torch.Tensor, tensor: torch.Tensor) -> list[int]
     return ends
 
 
-def _fake(q: torch.Tensor, *others: object) -> torch.Tensor:
+def _fake(q: torch.Tensor, *rest: object) -> torch.Tensor:
     return q.new_empty(q.shape)
 
 

@@ -16,7 +16,6 @@ from .call.validation import check_call, check_flags
 from .dispatch import registry
 from .dispatch.operators import has_observer, observed, without_gradient
 from .dispatch.plan import Refusal, plan
-from .dispatch.registry import UnsupportedError
 from .options import AttentionOptions
 from .sparsity.declared import Sparse
 
@@ -84,8 +83,10 @@ def attention(
     if backend is not None and not isinstance(backend, str):
         registry.get(backend)  # raises: neither the cache of plans nor an operator could hold it
     if sparse is not None:
+        if not isinstance(sparse, Sparse):
+            raise TypeError(f"[SA-215] sparse must be a comfy_sage2.Sparse or None, got {type(sparse).__name__}")
         chosen = _options(options, choices) if choices or options is None else options
-        blocks = _block_mask(sparse, q, k, v, chosen, optional)
+        blocks = sparse.block_mask(q, k, v, chosen, optional)
         if blocks is not None and sparse.tail:
             return _with_tail(q, k, v, blocks, backend, optional, chosen)
         if blocks is not None:
@@ -108,23 +109,6 @@ def attention(
 def _routing(backend: str | None) -> Routing:
     """Made once for a name: each call needs it."""
     return Routing(backend)
-
-
-def _block_mask(
-    sparse: Sparse,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    options: AttentionOptions,
-    optional: OptionalTensors,
-) -> BlockMask | None:
-    """The block mask that `sparse` finds for a call, None for a dense one; raises what `attention` raises."""
-    if not isinstance(sparse, Sparse):
-        raise TypeError(f"[SA-215] sparse must be a comfy_sage2.Sparse or None, got {type(sparse).__name__}")
-    if torch.compiler.is_compiling():
-        raise UnsupportedError("[SA-215] calls under a compiler cannot be sparse: leave out `sparse`")
-    check_call(CallSignature.of(q, k, v, options, optional))
-    return sparse.block_mask(q, k, v, options, optional)
 
 
 def _with_tail(

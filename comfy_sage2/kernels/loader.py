@@ -21,6 +21,8 @@ from . import bundled
 from .bundled import REINSTALL, BundledWheel, KernelUnavailable
 from .place import cache_folders, place, remove_others
 
+__all__ = ["KernelUnavailable", "bundled_wheels", "describe", "fingerprint", "ignored", "load", "reason_unavailable"]
+
 # kAbiVersion of csrc/attention_call.h, the major number of csrc/VERSION; and that of the wheels, which may be older.
 ABI_VERSIONS = (5, 6)
 NEEDED = " or ".join(f"ABI {number}" for number in ABI_VERSIONS)

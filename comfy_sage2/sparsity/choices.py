@@ -49,18 +49,6 @@ class ChoiceKey(NamedTuple):
     entries: tuple[str, ...] = ()  # what the entries of the batch are made for, in order; empty where nobody tells
     changes: ModelChanges = frozenset()
 
-    @classmethod
-    def of(
-        cls,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        entries: tuple[str, ...] = (),
-        changes: ModelChanges = frozenset(),
-    ) -> ChoiceKey:
-        """The key of a call with q (B, Hq, Nq, D) and k (B, Hkv, Nkv, D)."""
-        return cls(layer, tuple(q.shape), k.shape[2], q.device, entries, changes)
-
 
 class PackedBlocks:
     """The active blocks of a call, a bit each, and the share of them.

@@ -8,7 +8,9 @@ import torch
 
 from ..backends.block_kernels import block_lists, block_scores, module_for
 from ..block_mask import BlockMask, blocks_of
+from ..call.signature import CallSignature
 from ..call.tensors import OptionalTensors, mask_4d
+from ..call.validation import check_call
 from ..dispatch.registry import UnsupportedError
 from ..options import EXACT, AttentionOptions
 from ..reference.block_scores import blocks_of_share
@@ -92,7 +94,7 @@ class Sparse:
     def block_mask(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: AttentionOptions, optional: OptionalTensors
     ) -> BlockMask | None:
-        """The block mask of a valid call; no wait for the device.
+        """The block mask of a call; no wait for the device.
 
         None where it is to be dense: with fewer than `levels.LEAST_BLOCKS` blocks of keys, with all of its tokens in
         `always`, or with queries and keys that differ in number, and so are not of the same tokens.
@@ -101,8 +103,12 @@ class Sparse:
             q, k, v, options, optional: of the call, in the layout of the options.
 
         Raises:
-            UnsupportedError: for a `reason_against` it.
+            TypeError, ValueError: the call is not valid.
+            UnsupportedError: a compiler traces it, or there is a `reason_against` it.
         """
+        if torch.compiler.is_compiling():
+            raise UnsupportedError("[SA-215] calls under a compiler cannot be sparse: leave out `sparse`")
+        check_call(CallSignature.of(q, k, v, options, optional))
         reason = self.reason_against(options, optional)
         if reason is not None:
             raise UnsupportedError(reason)

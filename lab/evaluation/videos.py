@@ -83,7 +83,7 @@ class SparseAttention:
         """The output of a call."""
         if self._is_dense or q.shape != k.shape:
             return self._ours(q, k, v)
-        key = ChoiceKey.of(self._layer, q, k)
+        key = ChoiceKey(self._layer, tuple(q.shape), k.shape[2], q.device)
         self._layer += 1
         mask = self._choices.block_mask(key, Moment(self._step), q, k, v, scale=q.shape[3] ** -0.5)
         return self._ours(q, k, v, block_mask=mask)

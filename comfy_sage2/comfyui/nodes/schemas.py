@@ -22,34 +22,15 @@ def schema(**options: Any) -> io.Schema:
     return io.Schema(**{name: value for name, value in {"category": CATEGORY, **options}.items() if name in known})
 
 
-def _combo(name: str, tooltip: str, display_name: str | None = None) -> io.Input:
-    return io.Combo.Input(
-        name,
-        display_name=display_name,
-        options=list(CHOICES[name]),
-        default=getattr(DEFAULTS, name),
-        optional=True,
-        tooltip=tooltip,
-    )
-
-
-def _switch(name: str, tooltip: str, display_name: str | None = None) -> io.Input:
-    return io.Boolean.Input(
-        name, display_name=display_name, default=getattr(DEFAULTS, name), optional=True, tooltip=tooltip
-    )
-
-
-def _share(name: str, tooltip: str, display_name: str) -> io.Input:
-    return io.Float.Input(
-        name,
-        display_name=display_name,
-        default=getattr(DEFAULTS, name),
-        min=0.0,
-        max=1.0,
-        step=0.01,
-        optional=True,
-        tooltip=tooltip,
-    )
+def _input(name: str, tooltip: str, display_name: str | None = None) -> io.Input:
+    """The input of a field of the settings, which has its default and its choices; a number is a share of the steps."""
+    default = getattr(DEFAULTS, name)
+    shown = {"display_name": display_name, "default": default, "optional": True, "tooltip": tooltip}
+    if name in CHOICES:
+        return io.Combo.Input(name, options=list(CHOICES[name]), **shown)
+    if isinstance(default, bool):
+        return io.Boolean.Input(name, **shown)
+    return io.Float.Input(name, min=0.0, max=1.0, step=0.01, **shown)
 
 
 def sage_attention_2() -> io.Schema:
@@ -80,7 +61,7 @@ def sage_attention_2() -> io.Schema:
                 "model",
                 tooltip="The diffusion model. It is not changed. The output is a copy with quantized attention.",
             ),
-            _combo(
+            _input(
                 "mode",
                 "auto: precise where it takes at most 15 % longer than 8b on this GPU, else 8b.\n"
                 "8b: queries and keys in 8 bits.\n"
@@ -89,13 +70,13 @@ def sage_attention_2() -> io.Schema:
                 "exact: quantizes nothing and takes the fastest exact attention.\n"
                 "off: leaves the model as it is.",
             ),
-            _switch(
+            _input(
                 "smooth_v",
                 "Subtracts the mean of each value channel before it rounds the values. Helps models whose values lie "
                 "far from zero. Changes nothing in precise and exact, which do not round values.",
                 "smooth values",
             ),
-            _combo(
+            _input(
                 "sparse",
                 "Skips the key blocks that matter least in long videos. light is the closest to the full result, "
                 "strong gives another video of the same prompt. Skips nothing in exact.",
@@ -116,55 +97,55 @@ def sage_attention_2_options() -> io.Schema:
         hidden=[io.Hidden.unique_id, io.Hidden.dynprompt],
         search_aliases=["sage options", "sage advanced"],
         inputs=[
-            _share(
+            _input(
                 "start_percent",
                 "Share of this sampler's steps before SageAttention2 becomes active. 0.1 of 20 steps keeps the first 2 "
                 "in full precision.",
                 "start percent",
             ),
-            _share(
+            _input(
                 "end_percent",
                 "Share of this sampler's steps after which it is no longer active. 0.9 of 20 steps keeps the last 2 in "
                 "full precision.",
                 "end percent",
             ),
-            _combo(
+            _input(
                 "apply_to",
                 "self only: keeps cross-attention (to the text or an image) in full precision. Joint attention over "
                 "text and image counts as self-attention.",
                 "apply to",
             ),
-            _combo(
+            _input(
                 "when",
                 "where it is faster: calls for which another exact attention is faster on this GPU take that one.\n"
                 "always: quantizes every call that can be.\n"
                 "whatever is fastest: takes other packages' attention even where it is less exact.",
                 "when to quantize",
             ),
-            _combo(
+            _input(
                 "rotate",
                 "Mixes the channels of queries and keys before rounding.\n"
                 "auto: in the attention heads that get closer to full precision by it.",
                 "rotate queries and keys",
             ),
-            _switch(
+            _input(
                 "guard",
                 "Looks for NaN and infinity while sampling. Layers that give them run again in precise or in full "
                 "precision.",
             ),
-            _share(
+            _input(
                 "dense_percent",
                 "Share of this sampler's steps in which sparse skips nothing yet. The first steps decide what the "
                 "video shows.",
                 "dense at first (share of steps)",
             ),
-            _switch(
+            _input(
                 "respect_model_attention",
                 "Some model files and LoRAs ask for an attention of their own in some layers. On: those layers keep "
                 "it. Off: SageAttention2 computes them too.",
                 "respect the model's own attention",
             ),
-            _combo(
+            _input(
                 "backend",
                 "auto: the fastest kernel for this GPU. Without one the model passes through unchanged.\n"
                 "reference: the same computation in plain PyTorch, for comparisons. It is slow.\n"

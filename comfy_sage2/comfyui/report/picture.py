@@ -14,12 +14,12 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ...metrics import average
 from ...options import EXACT
-from ...text import one_line
+from ...text import capitalized, one_line
 from ..session.guard import FULL_PRECISION
 from ..session.record import Decision, Share, Summary
 from ..session.session import Session
-from .text import NOT_PATCHED, first_line, status
-from .verdict import compared_speed, layer_means, sampling_ratio, worst_cell
+from .text import NOT_PATCHED, status
+from .verdict import compared_speed, layer_means, sampling_ratio, verdict, worst_cell
 
 Color = tuple[int, int, int]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -57,7 +57,7 @@ def draw(sessions: list[Session]) -> Image.Image:
         return _message("Not active", status(sessions[-1]) if sessions else NOT_PATCHED)
     summary = at_work[-1].record.summary()
     if not summary.calls:
-        return _message(first_line(summary), at_work[-1].dispatcher.title)
+        return _message(capitalized(verdict(summary)), at_work[-1].dispatcher.title)
     return _picture(summary)
 
 

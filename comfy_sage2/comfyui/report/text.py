@@ -1,4 +1,9 @@
-"""The record of a sampling in words."""
+"""The record of a sampling in words.
+
+`status` is what the node itself shows, before and after a sampling. `session_headline` is the line in ComfyUI's log
+when a sampling ends. `report` is the text of the report node. For each node that the model went through it has the
+verdict, who computed how many calls and why others were left, what the guard and `sparse` did, times, and closeness.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from ..session.guard import FULL_PRECISION, Guard
 from ..session.record import NO_PASS, Sampling, Share, Summary
 from ..session.session import Session
 from ..session.sparsity import BlockSparsity, LayerSparsity
-from .verdict import NO_CALL, compared_speed, layer_means, sampling_ratio, times, verdict
+from .verdict import compared_speed, layer_means, sampling_ratio, times, verdict
 
 NOT_PATCHED = (
     "[SA-403] This model did not go through a SageAttention2 node: connect the node's model output, or a model made "
@@ -34,15 +39,13 @@ NOT_MEASURED = (
 WORST_LAYERS = 3
 
 
-def headline(summary: Summary) -> str:
+def _headline(summary: Summary) -> str:
     """How many of the calls this node computed, in one line."""
     served = sum(share.calls for share in summary.shares if share.decision.backend is not None)
-    if summary.calls == 0:
-        return NO_CALL
     steps = f"{summary.steps} step{'' if summary.steps == 1 else 's'}"
     if summary.sampling is Sampling.STOPPED:
         steps = f"stopped in step {1 + max(step for _, step in summary.cells)} of {summary.steps}"
-    taken = "".join(f"; {line}" for line in taken_blocks(summary))
+    taken = "".join(f"; {line}" for line in _taken_blocks(summary))
     silent = (
         f"; in {summary.silent_passes} of {summary.passes} passes of the model no attention call reached the node"
         if summary.silent_passes
@@ -52,8 +55,8 @@ def headline(summary: Summary) -> str:
     return f"{share}, {steps}{silent}{taken}"
 
 
-def taken_blocks(summary: Summary) -> list[str]:
-    """Whose patch takes the place of transformer blocks: it may compute their attention itself, or leave them out."""
+def _taken_blocks(summary: Summary) -> list[str]:
+    """Whose patches replace transformer blocks. They may compute a block's attention themselves, or leave it out."""
     return [
         f"{owner} took the place of blocks in {passes} of {summary.passes} passes"
         + (f", with {calls} fewer attention calls" if calls else "")
@@ -94,13 +97,8 @@ def _in_its_place(session: Session) -> str:
     return "This node replaces it, except for the calls that this node does not compute itself."
 
 
-def first_line(summary: Summary) -> str:
-    """What matters most of a sampling by a node at work."""
-    return capitalized(verdict(summary))
-
-
 def session_headline(session: Session) -> str:
-    """What a sampling did, in one line."""
+    """What a sampling did, in one line for the log."""
     if session.dispatcher.idle_reason is not None:
         return status(session)
     summary = session.record.summary()
@@ -109,7 +107,7 @@ def session_headline(session: Session) -> str:
         if share.decision.by is not None:
             calls_of[share.decision.by] += share.calls
     taken = (f"{owner} took {calls}" for owner, calls in calls_of.items())
-    return "; ".join((_why_nothing(session, summary) or headline(summary), *taken))
+    return "; ".join((_why_nothing(session, summary) or _headline(summary), *taken))
 
 
 def _why_nothing(session: Session, summary: Summary) -> str | None:
@@ -122,7 +120,7 @@ def _why_nothing(session: Session, summary: Summary) -> str | None:
         return f"[SA-404] {NO_PASS[summary.sampling]}"
     if summary.was_passed_over:
         return "[SA-316] another SageAttention2 node, behind this one, computed every attention call"
-    taken = taken_blocks(summary)
+    taken = _taken_blocks(summary)
     if taken:
         return f"[SA-316] {'; '.join(taken)}"
     return (
@@ -144,16 +142,16 @@ def session_report(session: Session, prompt: str | None = None, *, wants_quality
     title = f"SageAttention2: {session.dispatcher.title}"
     if session.dispatcher.idle_reason is not None:
         return "\n".join(("Not active", title, status(session)))
-    lines += [first_line(summary), title, *session.dispatcher.settings.notes, *_declared(session)]
+    lines += [capitalized(verdict(summary)), title, *session.dispatcher.settings.notes, *_declared(session)]
     nothing = _why_nothing(session, summary)
     if nothing is not None:
         return "\n".join((*lines, f"{capitalized(nothing)}."))
-    lines.append(headline(summary) + f", {summary.layers} attention layers.")
+    lines.append(_headline(summary) + f", {summary.layers} attention layers.")
     lines += _steps(summary)
     lines += session.dispatcher.reasoning()
     lines += _served(summary) + _fallbacks(summary) + _guarded(session.dispatcher.guard)
     lines += _skipped(session.dispatcher.sparsity, summary)
-    lines += time_lines(summary, base_of(session)) + _agreement(summary, session.declared.label)
+    lines += _time_lines(summary, base_of(session)) + _agreement(summary, session.declared.label)
     if wants_quality and not session.measures_quality:
         lines.append(NOT_MEASURED)
     return "\n".join(lines)
@@ -188,7 +186,7 @@ def _steps(summary: Summary) -> list[str]:
 
 def _served(summary: Summary) -> list[str]:
     served = [share for share in summary.shares if share.decision.backend is not None]
-    rows = [f"  {share.decision.label}: {share.calls} calls{took(share, summary)}" for share in served]
+    rows = [f"  {share.decision.label}: {share.calls} calls{_took(share, summary)}" for share in served]
     return ["Computed by"] + rows if rows else []
 
 
@@ -197,13 +195,12 @@ def _fallbacks(summary: Summary) -> list[str]:
     for share in summary.shares:
         if share.decision.backend is None:
             heading = f"Left to {share.decision.by or FULL_PRECISION}"
-            row = f"  {share.calls} calls{took(share, summary)}: {share.decision.label}"
+            row = f"  {share.calls} calls{_took(share, summary)}: {share.decision.label}"
             rows.setdefault(heading, [heading]).append(row)
     return [row for group in rows.values() for row in group]
 
 
-def took(share: Share, summary: Summary) -> str:
-    """The time of its calls, behind their number; empty where calls were not timed."""
+def _took(share: Share, summary: Summary) -> str:
     return f", {share.seconds:.2f} s" if summary.timed else ""
 
 
@@ -263,7 +260,7 @@ def base_of(session: Session) -> str:
     return f"the model's own attention ({session.declared.label})" if session.leaves_to_declared else FULL_PRECISION
 
 
-def time_lines(summary: Summary, base: str = FULL_PRECISION) -> list[str]:
+def _time_lines(summary: Summary, base: str = FULL_PRECISION) -> list[str]:
     """Attention's part of the sampling, the time that was saved, and the most that could be. base: see `base_of`."""
     if summary.seconds <= 0.0:
         return []

@@ -148,7 +148,7 @@ class BlockSparsity:
         least_skipped = dense.backend.least_skipped(dense.options.mode)
         with memory.unrecorded():  # what is kept outlives the model's block
             mask = self._choices.block_mask(
-                ChoiceKey.of(site.layer, q, k, entries, model_pass.changes),
+                ChoiceKey(site.layer, tuple(q.shape), k.shape[2], q.device, entries, model_pass.changes),
                 _moment(model_pass),
                 q,
                 k,

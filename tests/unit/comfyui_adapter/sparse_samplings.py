@@ -101,7 +101,9 @@ def selected(level: str, tensors: list[torch.Tensor], step: int = 0) -> torch.Te
     """The blocks that a level chooses for such a call."""
     q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in tensors)
     choices = BlockChoices(LEVELS[level])
-    mask = choices.block_mask(ChoiceKey.of(0, q, k), Moment(step), q, k, v, scale=HEAD_DIM**-0.5)
+    mask = choices.block_mask(
+        ChoiceKey(0, tuple(q.shape), k.shape[2], q.device), Moment(step), q, k, v, scale=HEAD_DIM**-0.5
+    )
     assert isinstance(mask, BlockMask)
     return mask.to_dense()
 

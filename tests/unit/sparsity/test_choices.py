@@ -38,7 +38,7 @@ class Sampling:
         """The active blocks, bool (BLOCKS, BLOCKS), of a call whose queries attend to keys `on` blocks behind."""
         q, k, v = attending(on)
         mask = self.choices.block_mask(
-            ChoiceKey.of(layer, q, k)._replace(**key),
+            ChoiceKey(layer, tuple(q.shape), k.shape[2], q.device)._replace(**key),
             Moment(step, evaluation),
             q,
             k,

@@ -85,7 +85,7 @@ def _self_test(backend: KernelBackend, index: int) -> str:
 
 
 def _self_test_lines() -> Iterator[str]:
-    """The self-test of each module that belongs to a GPU here, made now whatever is remembered of it."""
+    """Test each module that belongs to a GPU here, whatever is remembered of it."""
     for device in devices():
         for backend in KERNELS if device.type == "cuda" else ():
             is_for = torch.cuda.get_device_capability(device) in backend.capabilities
@@ -94,7 +94,7 @@ def _self_test_lines() -> Iterator[str]:
 
 
 def _guarded(probe: Callable[..., str], *arguments: object) -> str:
-    """A probe's answer, or the error instead of it: one probe that fails must not hide the rest."""
+    """The answer of a probe, or its error: one probe that fails must not hide the rest."""
     try:
         return probe(*arguments)
     except (OSError, RuntimeError, AttributeError, AssertionError, ImportError, ValueError) as error:
@@ -134,7 +134,7 @@ def _machine_lines() -> Iterator[str]:
 
 
 def _verdict_lines(verdicts: list[Verdict]) -> Iterator[str]:
-    """What runs the modes of one device; modes of which the same is said stand together."""
+    """What runs the modes of one device. Modes with the same answer share a line."""
     alike: dict[tuple[tuple[str, str | None], ...], list[Verdict]] = {}
     for verdict in verdicts:
         alike.setdefault(tuple(verdict.reasons.items()), []).append(verdict)
@@ -179,7 +179,7 @@ def conclusion(verdicts: list[Verdict]) -> str:
 
 
 def _measured_lines(measure: Callable[[int], TunedChoices | None]) -> Iterator[str]:
-    """The table of each GPU; `measure` gives its choices, or None where it was not measured yet."""
+    """The table of each GPU. `measure` gives its choices, or None if it was not measured yet."""
 
     def table(index: int) -> str:
         choices = measure(index)
@@ -212,7 +212,7 @@ def _other_packs() -> str:
 
 
 def report(verdicts: list[Verdict], measure: Callable[[int], TunedChoices | None]) -> str:
-    """The text that the command prints; `measure` gives the choices of a GPU."""
+    """The text that the command prints. `measure`: as of `_measured_lines`."""
     lines = [f"comfy_sage2 {__version__}", *_machine_lines(), "kernels"]
     accelerated = [backend.name for backend in registry.kernels()]
     for name in accelerated:

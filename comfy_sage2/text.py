@@ -1,4 +1,4 @@
-"""Text from outside (workflows, files): what is refused, and how the rest is shown in messages and in the log."""
+"""Text from outside (workflows, files): how messages and the log show it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def one_line(text: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """What an error of another library says, in one line: it may quote a file, a model or a driver at any length."""
+    """The message of another library's error, in one line. It may quote a file, a model or a driver at any length."""
     text = str(error)
     return one_line(text if len(text) <= _MOST_OF_AN_ERROR else text[:_MOST_OF_AN_ERROR] + "…")
 

@@ -1,4 +1,8 @@
-"""Calls of one signature by a kernel module: the memory for output, LSE and scratch, and copies of inputs."""
+"""Calls of one signature by a kernel module: the memory for output, LSE and scratch, and copies of inputs.
+
+The launches are planned when the signature is bound, for tensors that lie in memory as it says. A tensor that kernels
+cannot read in place, by its strides or its address, is copied; each set of copied tensors has launches of its own.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,6 @@ _LOWEST_LSE = 0.49999 * math.log(2) * torch.finfo(torch.float32).min
 
 
 class KernelCall(BoundCall):
-    """Calls of a kernel module. Inputs that the kernels cannot read in place are copied, each by itself."""
-
     def __init__(self, module: ModuleType, signature: CallSignature) -> None:
         """ValueError for a call that `module` cannot run."""
         self._module, self.signature = module, signature
@@ -64,7 +66,7 @@ class KernelCall(BoundCall):
     def _readable(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[Launches, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The launches for these tensors, and the tensors or copies that the kernels can read."""
+        """The launches for these tensors, and what the kernels read: the tensors or copies."""
         copied = self._unreadable
         if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT:
             tensors = zip(copied, (q, k, v), strict=True)

@@ -229,7 +229,7 @@ class _Interceptor(TorchFunctionMode):
 
 
 class _TracedAttention:
-    """Stands for torch's function while a compiler traces a module: puts an operator into the graph."""
+    """Replaces torch's function while a compiler traces a module, and puts an operator into the graph."""
 
     def __init__(self, name: str, torchs: Callable[..., Any]) -> None:
         self.asked = False

@@ -28,7 +28,7 @@ class CallTensors(NamedTuple):
 
 
 def autocast(inputs: CallTensors) -> CallTensors:
-    """As torch's attention casts them: all of 16 or 32 bits to the dtype of autocast, where that is on."""
+    """Cast them as torch's attention does: where autocast is on, all of 16 or 32 bits to its dtype."""
     dtype = _autocast_dtype(inputs.q.device.type)
     if dtype is None:
         return inputs
@@ -54,7 +54,7 @@ run_by_the_compiler(_autocast_dtype)
 
 
 def reason_for_torch(inputs: CallTensors, dropout_p: float) -> str | None:
-    """Why no plan can serve the call, whatever the machine; None where a plan is to be asked."""
+    """Why no machine has a plan for the call; None if a plan can be asked for."""
     tensors = [tensor for tensor in inputs if tensor is not None]
     if any(map(is_special, tensors)):
         return IS_SPECIAL
@@ -64,7 +64,7 @@ def reason_for_torch(inputs: CallTensors, dropout_p: float) -> str | None:
 
 
 def is_special(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` is no plain array in memory: torch alone knows what to do with it."""
+    """Whether `tensor` is no plain array in memory, so that only torch can handle it."""
     if overrides_torch(tensor) or tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
         return True
     if torch.compiler.is_compiling() or type(tensor) is torch.Tensor:

@@ -149,7 +149,7 @@ def read_host(wheel: BundledWheel) -> tuple[str, bytes]:
 
 @contextlib.contextmanager
 def _files(wheel: BundledWheel) -> Iterator[dict[str, bytes]]:
-    """The unpacked files of the wheel's package, by name. KernelUnavailable also for what their reader misses."""
+    """The unpacked files of the wheel's package, by name. A file that the reader misses is a KernelUnavailable too."""
     content = wheel.read()
     try:
         import lzma

@@ -65,7 +65,7 @@ def _is_placed(path: Path, content: bytes) -> bool:
 
 
 def _others_may_change(status: os.stat_result) -> bool:
-    """Whether another user than this one and root owns a file or folder, or may write to it. Windows tells neither."""
+    """Whether a user other than this one and root owns a file or folder, or may write to it. Windows tells neither."""
     return sys.platform != "win32" and (status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & 0o022))
 
 

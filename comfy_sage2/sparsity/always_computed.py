@@ -13,7 +13,7 @@ TokenRange = tuple[int, int]  # from a token to before another one
 
 @lru_cache(maxsize=64)
 def blocks_with(ranges: tuple[TokenRange, ...], length: int) -> torch.Tensor:
-    """The blocks of `length` tokens that have tokens of `ranges`: bool (blocks,) on the CPU, not to be written to."""
+    """Which blocks of `length` tokens have tokens of `ranges`: bool (blocks,) on the CPU. Do not write to it."""
     blocks = torch.zeros(blocks_of(length), dtype=torch.bool)
     for start, stop in ranges:
         if start < min(stop, length):

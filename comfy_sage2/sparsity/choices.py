@@ -1,8 +1,8 @@
 """The key blocks that the calls of one sampling compute: each call chooses them, and keeps them for the next step.
 
-A choice needs no dense call and no wait for the device: blocks are ranked by means of Q and K, and of each head as many
-of the lowest ones are left out as its bound allows. The calls of the next step have other values in q, k and v but much
-the same blocks, so that half of the calls save the time of a choice.
+A choice needs no dense call and no wait for the device: it ranks the blocks by means of Q and K, and each head leaves
+out as many of the lowest ones as its bound allows. The calls of the next step have other values in q, k and v but much
+the same blocks. They reuse the choice, so that half of the calls save its time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Moment(NamedTuple):
 
 
 class ChoiceKey(NamedTuple):
-    """What calls that share a choice have in common: all that the blocks depend on but the latent."""
+    """What calls that share a choice have in common: everything but the latent that the blocks depend on."""
 
     layer: int
     q_shape: tuple[int, ...]
@@ -94,12 +94,12 @@ Figure = tuple[Moment, torch.Tensor]
 
 @dataclass
 class Figures:
-    """What became of a layer's blocks.
+    """What the sampling did with a layer's blocks.
 
     Attributes:
-        computed: for each call, the share of the blocks that it computed.
-        errors: for each choice, the error on the sampled rows.
-        outdated: for each choice that replaces one, the error that the old blocks would have had there.
+        computed: of each call, the share of the blocks that it computed.
+        errors: of each choice, the error on the sampled rows.
+        outdated: of each choice that replaces another, the error that the old blocks would have had there.
     """
 
     computed: list[Figure] = field(default_factory=list)
@@ -107,7 +107,6 @@ class Figures:
     outdated: list[Figure] = field(default_factory=list)
 
     def forget(self, moment: Moment) -> None:
-        """Throw away those of `moment`."""
         for figures in (self.computed, self.errors, self.outdated):
             figures[:] = [figure for figure in figures if figure[0] != moment]
 
@@ -124,7 +123,7 @@ class BlockChoices:
     """
 
     def __init__(self, bound: float) -> None:
-        """bound: the relative L2 error that a head may have."""
+        """bound: the largest relative L2 error of a head."""
         self._bound = bound
         self._choices: dict[ChoiceKey, _Choice] = {}
         self._step = self._begun_at = 0
@@ -142,7 +141,7 @@ class BlockChoices:
         always: tuple[TokenRange, ...] = (),
         least_skipped: float = 0.0,
     ) -> BlockMask | None:
-        """The block mask of a call, chosen now or in an earlier step.
+        """The block mask of a call, which this call or an earlier step chooses.
 
         Only a mask of an earlier step waits for the device, for the share of blocks that it skips.
 
@@ -200,7 +199,7 @@ class BlockChoices:
         return blocks
 
     def _follow(self, step: int) -> None:
-        """Throw all choices away where the sampler goes back to `step`: it may have another latent, as of new frames.
+        """Drop all choices when the sampler goes back to `step`: its latent may be another one, as of new frames.
 
         A sampler that looked ahead, as heunpp2 does, has the same latent: it goes back by one step, to behind where it
         began to look.
@@ -212,7 +211,7 @@ class BlockChoices:
         self._step = step
 
     def forget(self, moment: Moment) -> None:
-        """Throw away what was chosen in `moment`, whose pass is made again."""
+        """Drop the choices and figures of `moment`, because its pass runs again."""
         for key, choice in list(self._choices.items()):
             if choice.moment == moment:
                 self._choices.pop(key, None)
@@ -220,12 +219,12 @@ class BlockChoices:
             figures.forget(moment)
 
     def clear(self) -> None:
-        """Throw all choices away; the figures stay."""
+        """Drop all choices; the figures stay."""
         self._choices.clear()
 
 
 def values(figures: Iterable[Figure]) -> list[list[float]]:
-    """The numbers of figures, those of a call's heads together, in no stated order; waits for each device once."""
+    """The numbers of the figures, a list for each call, in no stated order. Waits for each device once."""
     by_form: defaultdict[tuple[torch.device, int], list[torch.Tensor]] = defaultdict(list)
     for _, tensor in figures:
         by_form[tensor.device, len(tensor)].append(tensor)

@@ -1,4 +1,4 @@
-"""Sparse attention that a single call asks for: the call chooses its key blocks itself."""
+"""Sparse attention of a single call, which chooses its key blocks itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .thresholds import choose
 
 @dataclass(frozen=True)
 class Sparse:
-    """Which key blocks of 128 a self-attention call leaves out: those that matter least by means of 16 tokens of Q, K.
+    """Which key blocks of 128 a self-attention call leaves out: those that matter least, by means of 16 tokens of Q, K.
 
     Attributes:
         bound: None, or the relative L2 error that each head may have on 64 sampled rows, against exact attention; the
@@ -78,7 +78,7 @@ class Sparse:
     def reason_against(self, options: AttentionOptions, optional: OptionalTensors) -> str | None:
         """Why a call cannot be sparse in this way, in words for the user, or None.
 
-        A mask that is the same for all queries is none of these: blocks are chosen among the keys that it shows.
+        A mask that is the same for all queries is no obstacle: the call chooses among the keys that it shows.
         """
         mask = optional.attn_mask
         obstacles = {

@@ -8,7 +8,7 @@ from ..reference.block_scores import LOWEST_BLOCK_SCORE, POOL_TOKENS, POOLS_OF_B
 
 
 def key_bias(mask: torch.Tensor, length: int) -> torch.Tensor:
-    """What is added to the scores of each key, but for a constant, which changes nothing: at most 0.
+    """What the mask adds to the scores of each key, up to a constant, which changes nothing: at most 0.
 
     mask: (B | 1, Hq | 1, 1, Nkv | 1), bool (True = attend) or additive. Returns float32 (B | 1, Hq | 1, 1, Nkv), -inf
     where a key is hidden; NaN stays.
@@ -25,7 +25,7 @@ def key_bias(mask: torch.Tensor, length: int) -> torch.Tensor:
 def without_hidden_keys(
     k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, *, q_heads: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """k and v (B, Hkv, Nkv, D) in which hidden keys say nothing, whatever lies there, and their values are zero.
+    """k and v (B, Hkv, Nkv, D) in which hidden keys have no effect, whatever they hold, and values of zero.
 
     Each key is the mean of those that its sub-pool of `block_scores` shows, or that all show where it shows none: so
     the means of sub-pools are those of their other keys. With a mask for each head of q these have a k each.

@@ -1,9 +1,9 @@
 """How many key blocks each head leaves out, by the error that is measured on a sample of its rows.
 
-The blocks of each query block are ranked by their scores, and a head leaves out the lowest ranks, as many of each query
-block. How many it may be is measured: the output of 64 rows is computed exactly, block by block, and summed over the
-blocks that each of twelve shares would keep. The smallest share whose error, and those of all larger ones, are within
-the bound is taken. Nothing of it waits for the device. One share for all heads would not do: a head that attends to
+Each query block ranks its key blocks by their scores, and a head leaves out the lowest ranks, equally many in each
+query block. A measurement decides how many: it computes the output of 64 rows exactly, block by block, and sums it over
+the blocks that each of twelve shares would keep. It takes the smallest share whose error, like those of all larger
+shares, is within the bound. Nothing waits for the device. One share for all heads would not do: a head that attends to
 everything a little needs most of its blocks.
 """
 
@@ -24,8 +24,8 @@ SAMPLED_ROWS = 64
 COMPUTED_SHARES = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.03)
 """Of the key blocks that a head may compute.
 
-They lie apart, so that most heads stay well within the bound. At the same number of blocks whole videos of the demo
-model are 2 dB nearer to the dense ones than with shares so fine that every head is at its bound.
+They lie far apart, so that most heads stay well within the bound. At the same number of blocks, whole videos of the
+demo model are 2 dB closer to the dense ones than with shares so fine that every head is at its bound.
 """
 _SCORE_BYTES = 64 << 20  # of the scores of the sampled rows that are in memory at once
 _SCALE_OF_P = 4096.0  # so that small probabilities of long calls do not vanish in fp16; outputs are normalized

@@ -42,12 +42,12 @@ def gpu_names() -> list[str]:
 
 
 def _driver_library(windows: str, linux: str) -> ctypes.CDLL:
-    """A library of the driver, on Windows not one of its name that lies somewhere else. OSError when it is missing."""
+    """Load a library of the driver; on Windows only from the system folder. OSError if it is missing."""
     return ctypes.CDLL(windows, winmode=_SYSTEM_FOLDER_ONLY) if sys.platform == "win32" else ctypes.CDLL(linux)
 
 
 def loaded_driver() -> str | None:
-    """The NVIDIA driver's version as its management library gives it, within milliseconds; None when it does not."""
+    """The NVIDIA driver's version by its management library, within milliseconds; None if that does not answer."""
     try:
         library = _driver_library("nvml.dll", "libnvidia-ml.so.1")
         if library.nvmlInitWithFlags(_NVML_INIT_NO_GPUS) != 0:
@@ -67,7 +67,7 @@ def devices() -> list[torch.device]:
 
 
 def gpu_key(index: int) -> dict[str, str] | None:
-    """What a finding about GPU `index` holds for, by name; None when the driver does not tell its version."""
+    """What a finding about GPU `index` depends on, by name; None if the driver does not tell its version."""
     driver = loaded_driver()
     if driver is None:
         return None

@@ -40,7 +40,7 @@ class DeclaredAttention:
     label: str
 
     def run(self, function: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
-        """What ComfyUI's attention function of this name gives for a call without an override: as the file asks."""
+        """Call ComfyUI's attention function of this name without an override, so that it does what the file asks."""
         options = {name: value for name, value in (kwargs.get("transformer_options") or {}).items() if name != OVERRIDE}
         keywords = {name: value for name, value in kwargs.items() if name != INSIDE}
         return comfyui_attention(function)(
@@ -49,7 +49,7 @@ class DeclaredAttention:
 
 
 def declared(module: Any) -> DeclaredAttention | None:
-    """What `module`, a child `comfy_attention` or None, asks for; None where it is nothing that this device has."""
+    """What `module`, a child `comfy_attention` or None, asks for; None if this device has no such attention."""
     label = _label(getattr(module, "config", None))
     return DeclaredAttention(module, label) if label and getattr(module, "function", None) is not None else None
 
@@ -93,7 +93,7 @@ class DeclaredLayers:
 
     @property
     def label(self) -> str:
-        """All that is asked for and there, in words."""
+        """What is asked for and available, in words."""
         return ", ".join(self.served)
 
 

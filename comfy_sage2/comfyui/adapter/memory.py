@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 
 def unrecorded() -> AbstractContextManager[object]:
-    """Within it nothing is recorded, where this ComfyUI records at all."""
-    # Who records has imported it; an import that fails in every pass would take longer than the rest.
+    """A context in which ComfyUI records nothing, if it records at all."""
+    # ComfyUI has imported it if it records. An import here, failing in every pass, would take longer than the rest.
     pause = getattr(sys.modules.get("comfy.model_prefetch"), "pause_malloc_graph", None)
     paused: AbstractContextManager[object] = nullcontext() if pause is None else pause()
     return paused

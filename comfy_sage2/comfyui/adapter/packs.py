@@ -17,7 +17,7 @@ _NODES = {"nodes_sparse_attention": "Model Sparse Attention"}  # by the names of
 
 
 def owner_of(function: object) -> str:
-    """Whose attention `function` is, in words: the folder of a pack in custom_nodes, or ComfyUI's node."""
+    """The provider of the attention `function`, in words: the folder of a pack in custom_nodes, or ComfyUI's node."""
     function = getattr(function, "func", function)  # of a functools.partial
     parts = _parts(function)
     if "custom_nodes" in parts[:-1]:
@@ -46,7 +46,7 @@ def is_sparse_attention(function: object) -> bool:
 
 
 def block_owner(options: Mapping[str, Any]) -> str | None:
-    """Whose patch takes the place of transformer blocks in a pass with these `transformer_options`, in words, or None.
+    """Whose patch replaces transformer blocks in a pass with these `transformer_options`, in words, or None.
 
     Such a patch may compute a block's attention itself, or leave the block out, and then nobody is asked for it.
     """
@@ -78,7 +78,7 @@ def _chosen(function: object) -> str | None:
 
 
 def held_by(function: object) -> Iterator[object]:
-    """What `function` refers to as a closure."""
+    """The objects in the closure of `function`."""
     for cell in getattr(function, "__closure__", None) or ():
         with suppress(ValueError):  # a name that nothing is bound to
             yield cell.cell_contents

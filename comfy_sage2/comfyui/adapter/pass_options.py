@@ -51,7 +51,7 @@ def changes_of(model: object, options: Mapping[str, Any], inputs: Mapping[str, o
 
 
 def replaces_blocks(options: Mapping[str, Any]) -> bool:
-    """Whether a patch of this pass takes the place of blocks, which may then make no attention calls."""
+    """Whether a patch of this pass replaces blocks, which may then make no attention calls."""
     patches = options.get("patches_replace")
     return isinstance(patches, Mapping) and any(patches.values())
 

@@ -1,4 +1,4 @@
-"""Calls of `sageattention` that no kernel takes: by torch, in whatever form it can compute, with gradients."""
+"""Calls of `sageattention` that no kernel takes: torch computes them, in any form that it takes, with gradients."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _computed(
 
 
 def _with_rows(mask: torch.Tensor) -> torch.Tensor:
-    """`mask` with at least two dimensions: some of torch's attentions take no fewer."""
+    """`mask` with at least two dimensions, which some of torch's attentions need."""
     while mask.dim() < 2:
         mask = mask[None]
     return mask
@@ -112,7 +112,7 @@ def _in_torchs_layout(inputs: CallTensors, options: AttentionOptions) -> CallTen
 
 
 def _below_the_diagonal(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """`mask`, or all of the scores, with what `is_causal` leaves of it."""
+    """`mask`, or a mask of all scores, without what `is_causal` hides."""
     attended = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
     if mask is None:
         return attended

@@ -25,7 +25,7 @@ REFERENCE = "reference"
 
 
 def other_package() -> str | None:
-    """Where Python finds a `sageattention` that is not this pack's; None where it finds none, or ours."""
+    """The file of a `sageattention` that is not this pack's; None if Python finds none, or ours."""
     spec = importlib.util.find_spec(NAME)
     if spec is None or spec.origin is None or PATH in Path(spec.origin).parents:
         return None
@@ -33,7 +33,7 @@ def other_package() -> str | None:
 
 
 def wanted_backend() -> str | None:
-    """The backend that the user asks for: None for "auto", "reference" for comparisons; ValueError for other values."""
+    """The backend that the user asks for: None for "auto", or "reference". ValueError for other values."""
     wanted = os.environ.get(BACKEND_VARIABLE) or AUTOMATIC
     if wanted not in (AUTOMATIC, REFERENCE):
         raise ValueError(

@@ -42,7 +42,7 @@ _MOST_REASONS = 20  # in the log: some name sizes, of which there may be any num
 
 
 class CallCounts:
-    """What the calls of this process came to, from any number of threads."""
+    """Counts who served the calls of this process; several threads may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ class CallCounts:
             log.info("SageAttention2: %s computed the first call of sageattention", served_by)
 
     def lines(self) -> list[str]:
-        """In words: how many calls each backend served, and why torch served others. Empty without calls."""
+        """How many calls each backend served, and why torch served others, in words. Empty without calls."""
         with self._lock:
             served = [f"{count} by {name}" for name, count in self._served.most_common()]
             reasons = [f"{count} left to {TORCH}: {reason}" for reason, count in self._reasons.most_common()]

@@ -3,32 +3,38 @@
 import { app } from "../../../scripts/app.js";
 import { isOurs, notify } from "./node_text.js";
 
-// Name -> value of the widgets in a file. Files that name no widgets store values by position alone: undefined.
-function namedValues({ inputs, widgets_values: values = [], widgets_values_named: named }) {
-  if (named) return named;
-  const names = (inputs ?? []).filter(({ widget }) => widget).map(({ widget }) => widget.name);
-  if (names.length === 0 || names.length !== values.length) return undefined;
-  return Object.fromEntries(names.map((name, place) => [name, values[place]]));
+// Name -> value of the widgets in a file; undefined where it has another number of values and names none.
+function namedValues(widgets, { inputs, widgets_values, widgets_values_named: named }) {
+  const values = named ?? widgets_values ?? [];
+  if (!Array.isArray(values)) return Object(values);
+  const saved = (inputs ?? []).filter(({ widget }) => widget).map(({ widget }) => widget.name);
+  const names = [saved, widgets.map(({ name }) => name)].find(({ length }) => length > 0 && length === values.length);
+  return names && Object.fromEntries(names.map((name, place) => [name, values[place]]));
 }
 
-function fits(value, { value: initial, options }) {
-  return Array.isArray(options?.values) ? options.values.includes(value) : typeof value === typeof initial;
-}
+const isChoice = ({ options }) => Array.isArray(options?.values);
+
+// A choice that does not exist is shown, and marks the node.
+const isOfType = (value, widget) => isChoice(widget) || typeof value === typeof widget.value;
+
+const fits = (value, widget) =>
+  isChoice(widget) ? widget.options.values.includes(value) : isOfType(value, widget);
 
 // The file's values in the order of `widgets`, which hold their defaults still.
-function valuesFor(widgets, saved) {
-  const named = namedValues(saved);
-  if (named) return widgets.map(({ name, value }) => (name in named ? named[name] : value));
-  const values = saved.widgets_values ?? [];
-  const isSameCount = values.length === widgets.length;
-  return widgets.map((widget, place) =>
-    isSameCount || fits(values[place], widget) ? values[place] : widget.value,
-  );
+function valuesFor(widgets, named, values) {
+  return widgets.map((widget, place) => {
+    const value = named ? named[widget.name] : values[place];
+    const isKept = named ? widget.name in named && isOfType(value, widget) : fits(value, widget);
+    return isKept ? value : widget.value;
+  });
 }
 
-function droppedInputs(known, saved) {
-  const connected = (saved.inputs ?? []).filter(({ link }) => link != null).map(({ name }) => name);
-  return [...new Set([...Object.keys(namedValues(saved) ?? {}), ...connected])].filter((name) => !known.has(name));
+// Inputs that the node does not have, and those whose value is of another type.
+function droppedInputs(known, widgets, named, inputs) {
+  const connected = (inputs ?? []).filter(({ link }) => link != null).map(({ name }) => name);
+  const unknown = [...Object.keys(named), ...connected].filter((name) => !known.has(name));
+  const changed = widgets.filter((widget) => widget.name in named && !isOfType(named[widget.name], widget));
+  return [...new Set([...unknown, ...changed.map(({ name }) => name)])];
 }
 
 app.registerExtension({
@@ -40,10 +46,12 @@ app.registerExtension({
     nodeType.prototype.configure = function (saved, ...rest) {
       const widgets = (this.widgets ?? []).filter(({ serialize }) => serialize !== false);
       const { widgets_values_named, ...unnamed } = saved;
-      const dropped = droppedInputs(known, saved);
-      configure.call(this, { ...unnamed, widgets_values: valuesFor(widgets, saved) }, ...rest);
+      const named = namedValues(widgets, saved);
+      const dropped = droppedInputs(known, widgets, named ?? {}, saved.inputs);
+      const widgets_values = valuesFor(widgets, named, saved.widgets_values ?? []);
+      configure.call(this, { ...unnamed, widgets_values }, ...rest);
       if (dropped.length > 0) notify(this, `Saved by another version of this pack. Dropped: ${dropped.join(", ")}.`);
-      else if (!namedValues(saved) && (saved.widgets_values?.length ?? widgets.length) !== widgets.length)
+      else if (!named && saved.widgets_values)
         notify(this, "Saved by another version of this pack. Check the values: the file does not name them.");
     };
     // The frontend keeps unknown inputs as sockets. Their links can be removed once all nodes are there.

@@ -79,6 +79,19 @@ def test_a_file_that_names_no_values_gets_defaults_where_they_do_not_fit(page: P
     assert {name: inputs[name] for name in KEPT} == {"mode": "auto", "smooth_v": False, "sparse": "off"}
 
 
+def test_values_of_another_type_give_way_to_the_defaults_and_are_named(page: Page) -> None:
+    """A switch would take every word as on, and ComfyUI would refuse the number. Scripts store values by name."""
+    workflow = browser.load_prompt(page, sampling("wan", sage("loader")))
+    node = next(node for node in workflow["nodes"] if node["type"] == f"{NODE}Options")
+    node["widgets_values"] = {"rotate": "off", "guard": "values and more", "start_percent": None}
+    node.pop("widgets_values_named", None)
+    browser.load(page, workflow)
+    line = "Saved by another version of this pack. Dropped: start_percent, guard."
+    assert browser.shown(page, f"{NODE}Options") == line and browser.red_nodes(page) == []
+    inputs = browser.prompt_of(page)["sage_options"]["inputs"]
+    assert (inputs["rotate"], inputs["guard"], inputs["start_percent"]) == ("off", True, 0)
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "known"), [(NODE, "mode", "8b"), (NODE, "sparse", "off"), (f"{NODE}Options", "backend", "auto")]
 )

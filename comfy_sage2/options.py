@@ -19,11 +19,6 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
         raise ValueError(f"[SA-208] {name} must be one of {', '.join(map(repr, choices))}, got {quoted(value)}")
 
 
-def rotation_of(rotate: str | bool) -> str:
-    """The value of `AttentionOptions.rotate` that a flag, as older callers have it, stands for."""
-    return ("on" if rotate else "off") if isinstance(rotate, bool) else rotate
-
-
 def is_valid_scale(scale: float | None) -> bool:
     """Whether `scale` is one that AttentionOptions takes, of the types that it takes."""
     return scale is None or 0.0 < scale <= _LARGEST_SCALE
@@ -58,7 +53,7 @@ class AttentionOptions:
         pv_accumulator: "fp32", or "fp16" for the half-precision accumulation of P V where a backend has it, which runs
             at twice the rate on GeForce GPUs; "auto" takes the one that suits the GPU.
         rotate: multiply smoothed Q and K by one Hadamard matrix (`quantize.rotation`): "auto" in the heads that gain
-            by it in a sample of their tokens (`quantize.rotation_choice`), "on" or True in all, "off" or False in none:
+            by it in a sample of their tokens (`quantize.rotation_choice`), "on" in all, "off" in none:
             the paper's numerics. It halves the error where a few channels are loud, and that of "4b" nearly everywhere,
             where every token of Q then has its own scale; smooth channels lose by it. With "auto" a call
             takes 10 to 60 us longer than with "off" on an H100; "given" takes what an earlier call chose, in the tensor
@@ -85,7 +80,6 @@ class AttentionOptions:
     pv: str = _option("auto", choices={"auto": 0, "fp8": 1, "fp16": 2, "int8": 3, "mxfp8": 4}, argument="pv")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rotate", rotation_of(self.rotate))
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), choices)
         for name in _FLAGS:
@@ -138,6 +132,7 @@ class AttentionOptions:
                 raise ValueError(
                     f"[SA-208] {option.name} cannot be chosen for a whole model: each of its calls decides it"
                 )
+        check_choice("rotate", chosen.rotate, ROTATIONS)
         return chosen
 
     def without_quantization(self) -> AttentionOptions:

@@ -116,9 +116,11 @@ def _poisoned_allocations() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-def options_of(**choices: Any) -> AttentionOptions:
+def options_of(*, rotate: str | bool = False, **choices: Any) -> AttentionOptions:
     """Options with `rotate` off where a test names none: whether a head gains by it may hang on a rounding."""
-    return AttentionOptions(**{"rotate": "off", **choices})
+    if isinstance(rotate, bool):
+        rotate = "on" if rotate else "off"
+    return AttentionOptions(rotate=rotate, **choices)
 
 
 def bound(

@@ -23,7 +23,7 @@ from comfy_sage2.reference import attention as reference
 from comfy_sage2.reference.scores import tile_scores
 
 BOUNDS = {"8b": 0.06, "4b": 0.25, "precise": 0.03, EXACT: 1e-5}
-NUMERICS = [*((mode, rotate) for mode in MODES for rotate in (False, True)), (EXACT, False)]
+NUMERICS = [*((mode, rotate) for mode in MODES for rotate in ("off", "on")), (EXACT, "off")]
 REFUSAL = "[SA-212] only the kernels and the slow reference take block masks: leave out `block_mask` here"
 
 
@@ -47,18 +47,16 @@ def assert_matches(
 
 
 @pytest.mark.parametrize(("mode", "rotate"), NUMERICS)
-def test_random_lists(mode: str, rotate: bool) -> None:
+def test_random_lists(mode: str, rotate: str) -> None:
     q, k, v = inputs()
-    choices = {"rotate": True} if rotate else {}
-    assert_matches(q, k, v, random_lists(q, k), mode, **choices)
+    assert_matches(q, k, v, random_lists(q, k), mode, rotate=rotate)
 
 
 @pytest.mark.parametrize(("mode", "rotate"), NUMERICS)
-def test_lists_with_a_mask_and_causal(mode: str, rotate: bool) -> None:
+def test_lists_with_a_mask_and_causal(mode: str, rotate: str) -> None:
     q, k, v = inputs(lengths=(210, 210))
     mask = torch.rand(2, 1, 210, 210) > 0.3
-    choices = {"rotate": True} if rotate else {}
-    assert_matches(q, k, v, random_lists(q, k), mode, is_causal=True, attn_mask=mask, **choices)
+    assert_matches(q, k, v, random_lists(q, k), mode, is_causal=True, attn_mask=mask, rotate=rotate)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +106,7 @@ def test_empty_lists_give_zeros(mode: str) -> None:
 
 @pytest.mark.parametrize(("mode", "rotate"), NUMERICS)
 @pytest.mark.parametrize(("is_causal", "shuffled"), [(False, True), (True, False)])
-def test_all_blocks_are_the_dense_call_bit_for_bit(mode: str, rotate: bool, is_causal: bool, shuffled: bool) -> None:
+def test_all_blocks_are_the_dense_call_bit_for_bit(mode: str, rotate: str, is_causal: bool, shuffled: bool) -> None:
     q, k, v = inputs(lengths=(260, 330))
     choices: dict[str, Any] = {"mode": mode, "rotate": rotate, "is_causal": is_causal, "return_lse": True}
     lists = BlockMask.full(260, 330, is_causal=is_causal)

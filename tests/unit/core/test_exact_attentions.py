@@ -92,7 +92,7 @@ def test_they_say_nothing_about_quantized_calls(mode: str) -> None:
     assert not set(NAMES) & {backend.name for backend in registry.kernels()}
 
 
-@pytest.mark.parametrize("option", [{"smooth_v": True}, {"rotate": True}, {"pv_accumulator": "fp16"}], ids=str)
+@pytest.mark.parametrize("option", [{"smooth_v": True}, {"rotate": "on"}, {"pv_accumulator": "fp16"}], ids=str)
 def test_options_of_the_quantization_are_refused(option: dict[str, Any]) -> None:
     (name,) = option
     with pytest.raises(ValueError, match=f"{name} must be .* in mode 'exact', which quantizes nothing, got"):

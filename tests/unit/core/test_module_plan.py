@@ -76,7 +76,7 @@ def test_a_plain_call() -> None:
 def test_all_options() -> None:
     module = Recorder()
     q, k, v = tensors(20, torch.bfloat16)
-    options: dict[str, Any] = {"mode": "4b", "smooth_v": True, "is_causal": True, "scale": 0.5, "rotate": True}
+    options: dict[str, Any] = {"mode": "4b", "smooth_v": True, "is_causal": True, "scale": 0.5, "rotate": "on"}
     _, lse = kernel_call(module, q, k, v, **options, pv_accumulator="fp16", return_lse=True).run(q, k, v)
     (call,) = module.calls
     told = {name: call[name] for name in ("mode", "smooth_v", "causal", "scale", "rotate", "pv_accumulator")}

@@ -112,11 +112,3 @@ def test_a_head_of_nan_or_zeros_is_not_rotated() -> None:
     outs = [reference_attention(q, k, v, ReferenceOptions.of(AttentionOptions(rotate=r)))[0] for r in ("off", "auto")]
     assert torch.equal(outs[0][:, 1], outs[1][:, 1])
     assert outs[1][:, 0].isnan().any()
-
-
-def test_true_and_false_are_on_and_off() -> None:
-    assert AttentionOptions(rotate=True) == AttentionOptions(rotate="on")  # type: ignore[arg-type]
-    assert AttentionOptions(rotate=False) == AttentionOptions(rotate="off")  # type: ignore[arg-type]
-    assert AttentionOptions() == AttentionOptions(rotate="auto")
-    with pytest.raises(ValueError, match="rotate must be one of 'auto', 'on', 'off', got 'never'"):
-        AttentionOptions(rotate="never")

@@ -127,6 +127,7 @@ def test_processors_that_go_elsewhere_are_reported(transformer: Any) -> None:
         ({"mode": "2b"}, "mode must be one of '8b', '4b', "),
         ({"when": "never"}, "when must be one of 'where it is faster', 'always', "),
         ({"backend": "fast"}, "backend must be one of"),
+        ({"rotate": "given"}, "rotate must be one of 'auto', 'on', 'off', got 'given'"),
     ],
 )
 def test_bad_options(transformer: Any, options: dict[str, Any], message: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ..block_mask import BLOCK_TOKENS, blocks_of
-from ..options import AUTO, GIVEN
+from ..options import AUTO, EXACT, GIVEN
 from .signature import CallSignature, TensorForm
 from .tensors import OptionalTensors
 
@@ -121,6 +121,8 @@ def check_rotated_heads(signature: CallSignature) -> None:
         return
     if rotate not in (GIVEN, AUTO):
         raise ValueError(f"[SA-213] rotated_heads must be None with rotate={rotate!r}, got a tensor")
+    if signature.options.mode == EXACT:
+        raise ValueError("[SA-213] rotated_heads must be None in mode 'exact', which rotates nothing, got a tensor")
     if flags.dtype != torch.int32:
         raise TypeError(f"[SA-213] rotated_heads must be an int32 tensor, got {flags.dtype}")
     wanted = TensorForm.contiguous(torch.Size((signature.batch, signature.kv_heads)), torch.int32, signature.device)

@@ -101,8 +101,9 @@ def test_flags_that_do_not_fit_are_refused(error: type[Exception], message: str,
 def test_a_mode_without_quantization_takes_none() -> None:
     q, k, v = loud_heads()
     given = torch.zeros(2, 3, dtype=torch.int32)
-    reasons = explain(q, k, v, mode="exact", rotated_heads=given)
-    assert reasons and all(reason is not None for name, reason in reasons.items() if name != "reference")
+    for call in (attention, explain):
+        with pytest.raises(ValueError, match=r"SA-213.* must be None in mode 'exact', which rotates nothing"):
+            call(q, k, v, mode="exact", rotated_heads=given)
     with pytest.raises(ValueError, match="SA-208"):
         attention(q, k, v, mode="exact", rotate="given", rotated_heads=given)
 

@@ -30,7 +30,7 @@ def test_nodes_load_and_pass_through(
     root: Path, start: Callable[[Path, Path], ComfyServer], copy: Path, server: ComfyServer
 ) -> None:
     """A module of the library raises while it is imported; workflows open as with one that works."""
-    (copy / "comfy_sage2" / "dispatch" / "plan.py").write_text('raise RuntimeError("broken on purpose")\n')
+    (copy / "comfy_sage2" / "dispatch" / "plan.py").write_text('raise RuntimeError("broken on\\npurpose")\n')
     with start(root, copy) as broken:
         plain = broken.latent(broken.run(sampling("wan")), LATENT)
         run = broken.run(with_report(sampling("wan", sage("loader"))))
@@ -39,7 +39,7 @@ def test_nodes_load_and_pass_through(
             assert broken.get(f"/object_info/{node}") == server.get(f"/object_info/{node}")
         for node in ("sage", REPORT):
             text = run.outputs[node]["text"][0]
-            assert "passed through unchanged" in text and "broken on purpose" in text, text
+            assert "passed through unchanged" in text and r"broken on\npurpose" in text, text
         assert "Traceback" in broken.log.read_text(errors="replace")
 
 

@@ -7,12 +7,13 @@ from typing import Any
 from comfy_api.latest import io
 from comfy_execution.graph_utils import ExecutionBlocker
 
+from ...text import error_text
 from . import schemas
 
 
 def nodes_of(error: Exception) -> list[type[io.ComfyNode]]:
     """The nodes of this pack, which pass their inputs through; `error` is what an import of the library raised."""
-    reason = f"[SA-111] comfy_sage2 could not be imported ({type(error).__name__}: {error})."
+    reason = f"[SA-111] comfy_sage2 could not be imported ({type(error).__name__}: {error_text(error)})."
     text = f"The model passed through unchanged: {reason}"
 
     class SageAttention2(io.ComfyNode):

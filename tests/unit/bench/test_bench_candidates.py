@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import sys
 import types
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -49,6 +50,25 @@ def test_a_package_that_does_not_load_is_listed_with_the_reason(
     assert peers.find(["cudnn-fp8"]).missing == {
         "cudnn-fp8": "cudnn does not import: libcudnn.so.9: cannot open shared object file"
     }
+
+
+def test_sageattention_2_is_measured_with_both_granularities_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    def on_hopper(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> torch.Tensor:
+        called.append(options["qk_quant_gran"])
+        return scaled_dot_product_attention(q, k, v)
+
+    package = SimpleNamespace(sageattn=None)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.2.0")
+    monkeypatch.setitem(sys.modules, "sageattention", package)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert peers.find(["sageattention"]).missing["sageattention"].startswith("version 2.2.0 has no CUDA kernels")
+    package.sageattn_qk_int8_pv_fp8_cuda_sm90 = package.sageattn_qk_int8_pv_fp16_cuda = on_hopper
+    inputs = accuracy.make_inputs(SHAPE, device="cpu")
+    for candidate in peers.find(["sageattention", "sageattention-fp16"]).able:
+        candidate.attend(inputs.q, inputs.k, inputs.v)
+    assert called == ["per_thread", "per_warp", *["per_thread"] * 3]
 
 
 def test_fp8_quantization_of_heads() -> None:

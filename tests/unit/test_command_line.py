@@ -16,14 +16,6 @@ from lab import __main__ as laboratory
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow
-def test_every_offered_command_has_a_main() -> None:
-    finished = subprocess.run(
-        [sys.executable, "-m", "comfy_sage2", "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    assert "doctor" in finished.stdout
-
-
 @pytest.mark.parametrize(
     ("program", "main", "command"),
     [

@@ -67,9 +67,9 @@ def calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor 
         runs[candidate] = partial(planned.run, q, k, v, optional)
         if candidate.rotate and planned.backend.takes_rotated_heads():  # as in all calls of a layer but a few
             options = replace(planned.options, rotate=GIVEN)
-            planned = plan(CallSignature.of(q, k, v, options, given, Routing(planned.backend.name)))
-            if isinstance(planned, CallPlan):
-                runs[candidate] = partial(planned.run, q, k, v, given)
+            spared = plan(CallSignature.of(q, k, v, options, given, Routing(planned.backend.name)))
+            if isinstance(spared, CallPlan):
+                runs[candidate] = partial(spared.run, q, k, v, given)
     return runs
 
 

@@ -240,15 +240,16 @@ def test_parts_and_phases_get_their_rotated_heads(
     optional = OptionalTensors(rotated_heads=flags)
     whole = bound(name, q, k, v, optional, mode=mode, rotate="given", return_lse=True)
     wanted, wanted_lse = whole.run(q, k, v, optional)
+    assert wanted_lse is not None
     attend = whole.prequantize(q, k, v, optional)
     assert attend is not None
     out, lse = attend()
     assert relative_l1(out, wanted) < 1e-4  # Q is quantized elsewhere, and may round another way
-    assert torch.equal(lse, wanted_lse)
+    assert lse is not None and torch.equal(lse, wanted_lse)
     monkeypatch.setattr(launches, "WORKSPACE_BOUND", 1)
     in_parts = bound(name, q, k, v, optional, mode=mode, rotate="given", return_lse=True)
     out, lse = in_parts.run(q, k, v, optional)
-    assert torch.equal(out, wanted) and torch.equal(lse, wanted_lse)
+    assert lse is not None and torch.equal(out, wanted) and torch.equal(lse, wanted_lse)
     told = [torch.zeros_like(flags) for _ in range(2)]
     for heads in told:  # in parts, and at once
         run(name, q, k, v, mode=mode, rotate="auto", rotated_heads=heads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +30,13 @@ class Constraint:
 
 
 class BoundCall(ABC):
-    """Computes calls of one signature by one backend; what they have in common is worked out. Threads may share it."""
+    """Computes calls of one signature by one backend; what they have in common is worked out. Threads may share it.
+
+    takes_reshaped: `run_reshaped` is there.
+    """
+
+    takes_reshaped = False
+
 
     @abstractmethod
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
@@ -43,6 +49,21 @@ class BoundCall(ABC):
         Returns:
             the output, of q's shape and dtype and contiguous, and the LSE; see `Result`.
         """
+
+    def run_reshaped(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        optional: OptionalTensors,
+        out_shape: Sequence[int],
+    ) -> torch.Tensor:
+        """As `run`, where `takes_reshaped` is True, for tensors of other shapes that lie in memory as the signature's.
+
+        Views of the shapes of the signature take longer to make than all else that such a call does on the host.
+        out_shape: of the output, which has the same values in the same order. No LSE is returned.
+        """
+        raise NotImplementedError
 
     def prequantize(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS

@@ -7,18 +7,19 @@ ComfyUI drives each GPU from its own thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-from ..call.signature import CallSignature
-from ..call.tensors import OptionalTensors, mask_4d
+from ..call.signature import CallSignature, TensorForm
+from ..call.tensors import NO_TENSORS, OptionalTensors, mask_4d
 from ..options import EXACT
 from . import constraints as rules
-from .base import Backend, BoundCall, BoundTensors, Constraint, Result, empty_output, flag_nonfinite
-from .readable import readable
+from .base import Backend, BoundCall, Constraint, Result, empty_output, flag_nonfinite
+from .readable import ALIGNMENT, is_readable, readable
 
 _CUDNN, _FLASH, _EFFICIENT = "cuDNN's attention", "torch's flash attention", "torch's memory-efficient attention"
 _BIAS_MULTIPLE = 16  # elements: a row of a mask begins at a multiple of them
@@ -51,31 +52,81 @@ class ExactAttention(Backend):
         return ExactCall(signature, self._compute)
 
 
-class ExactCall(BoundTensors):
-    def __init__(self, signature: CallSignature, operator: Compute) -> None:
-        super().__init__(signature)
-        self._operator = operator
+class ExactCall(BoundCall):
+    takes_reshaped = True
 
-    def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
-        assert optional.block_mask is None  # by DENSE
-        signature = self._signature
-        mask = mask_4d(optional.attn_mask)
-        bias = None if mask is None else _bias(mask, q.dtype, signature.kv_length)
-        out, lse, *_ = self._operator(readable(q), readable(k), readable(v), bias, signature)
-        out = out[..., : signature.head_dim]
-        has_lse = signature.options.return_lse
-        lse = lse.reshape(*q.shape[:2], -1)[..., : signature.q_length].contiguous() if has_lse else None
+    def __init__(self, signature: CallSignature, operator: Compute) -> None:
+        # With the scale of its head_dim: the operators would take that of the padded one.
+        self._signature = signature._replace(options=replace(signature.options, scale=signature.scale))
+        self._operator = operator
+        self._is_bhnd = signature.layout == "BHND"
+        self._has_lse = signature.options.return_lse
+        self._views = tuple(self._bhnd(form.shape, form.stride) for form in (signature.q, signature.k, signature.v))
+        self._are_readable = is_readable(signature.q) and is_readable(signature.k) and is_readable(signature.v)
+        contiguous = TensorForm.contiguous(signature.q.shape, signature.dtype, signature.device)
+        self._out_shape, self._out_stride = self._bhnd(contiguous.shape, contiguous.stride)
+
+    def _bhnd(self, shape: Sequence[int], stride: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        order = (0, 1, 2, 3) if self._is_bhnd else (0, 2, 1, 3)
+        return tuple(shape[axis] for axis in order), tuple(stride[axis] for axis in order)
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
+        out, lse = self._compute(q, k, v, optional)
+        return out if self._is_bhnd else out.transpose(1, 2), lse
+
+    def run_reshaped(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        optional: OptionalTensors,
+        out_shape: Sequence[int],
+    ) -> torch.Tensor:
+        out, _ = self._compute(q, k, v, optional)
+        return (out if self._is_bhnd else out.transpose(1, 2)).view(out_shape)
+
+    def _compute(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output (B, H, N, D), in the memory order of the layout, and LSE; of tensors of any shape: see `run_reshaped`.
+
+        Each view is one step, where one by its shape and one by its order would be two.
+        """
+        are_readable = self._are_readable and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT == 0
+        q_view, k_view, v_view = self._views
+        q, k, v = q.as_strided(*q_view), k.as_strided(*k_view), v.as_strided(*v_view)
+        if not are_readable:
+            q, k, v = readable(q), readable(k), readable(v)
+        mask = optional.attn_mask if optional.attn_mask is None else mask_4d(optional.attn_mask)
+        bias = None if mask is None else _bias(mask, self._signature.dtype, self._signature.kv_length)
+        results = self._operator(q, k, v, bias, self._signature)
+        out: torch.Tensor = results[0]
+        if out.stride() == self._out_stride and mask is None and not self._has_lse and optional.nonfinite is None:
+            return out, None  # of nearly all calls
+        return self._finished(out, results[1], mask, optional.nonfinite)
+
+    def _finished(
+        self, out: torch.Tensor, lse: torch.Tensor, mask: torch.Tensor | None, nonfinite: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output and LSE in their final form, from those of the operator."""
+        out = out[..., : self._signature.head_dim]
+        of_rows: torch.Tensor | None = None
+        if self._has_lse:
+            of_rows = lse.reshape(*self._out_shape[:2], -1)[..., : self._signature.q_length].contiguous()
         if mask is not None:
             closed = closed_rows(mask)
             out.masked_fill_(closed[..., None], 0.0)
-            if lse is not None:
-                lse.masked_fill_(closed, -math.inf)
-        dense = out.transpose(1, 2) if signature.options.layout == "BNHD" else out
-        if not dense.is_contiguous():
-            out = empty_output(q, signature.options.layout).copy_(out)
-        if optional.nonfinite is not None:
-            flag_nonfinite(out, optional.nonfinite)
-        return out, lse
+            if of_rows is not None:
+                of_rows.masked_fill_(closed, -math.inf)
+        if not self._is_contiguous(out):
+            out = empty_output(out, self._signature.layout).copy_(out)
+        if nonfinite is not None:
+            flag_nonfinite(out, nonfinite)
+        return out, of_rows
+
+    def _is_contiguous(self, out: torch.Tensor) -> bool:
+        """Whether `out` is, in the order of the layout: the stride of an axis of one element may be anything."""
+        return (out if self._is_bhnd else out.transpose(1, 2)).is_contiguous()
 
 
 def _bias(mask: torch.Tensor, dtype: torch.dtype, kv_length: int) -> torch.Tensor:
@@ -97,8 +148,8 @@ def closed_rows(mask: torch.Tensor) -> torch.Tensor:
 def _flash(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, signature: CallSignature
 ) -> Any:
-    return torch.ops.aten._scaled_dot_product_flash_attention(
-        q, k, v, 0.0, signature.options.is_causal, scale=signature.scale
+    return torch._scaled_dot_product_flash_attention(
+        q, k, v, 0.0, signature.options.is_causal, scale=signature.options.scale
     )
 
 
@@ -108,8 +159,8 @@ def _efficient(
     if bias is not None:
         bias = bias.expand(signature.batch, signature.q_heads, signature.q_length, signature.kv_length)
     options = signature.options
-    return torch.ops.aten._scaled_dot_product_efficient_attention(
-        q, k, v, bias, options.return_lse, 0.0, options.is_causal, scale=signature.scale
+    return torch._scaled_dot_product_efficient_attention(
+        q, k, v, bias, options.return_lse, 0.0, options.is_causal, scale=options.scale
     )
 
 
@@ -117,8 +168,8 @@ def _cudnn(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, signature: CallSignature
 ) -> Any:
     options = signature.options
-    return torch.ops.aten._scaled_dot_product_cudnn_attention(
-        q, k, v, bias, options.return_lse, 0.0, options.is_causal, False, scale=signature.scale
+    return torch._scaled_dot_product_cudnn_attention(
+        q, k, v, bias, options.return_lse, 0.0, options.is_causal, False, scale=options.scale
     )
 
 

@@ -37,6 +37,7 @@ class KernelCall(BoundCall):
         self._lse_shape = lse_shape if signature.options.return_lse else None
         # By which of q, k and v are copied.
         self._launches: dict[tuple[bool, ...], Launches] = {}
+        self.takes_reshaped = self._lse_shape is None and not any(self._unreadable) and self.out_shape[3] == head_dim
         self._launches[self._unreadable] = self._make(self._unreadable)
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
@@ -47,6 +48,27 @@ class KernelCall(BoundCall):
         workspace = torch.empty(launches.workspace_bytes, dtype=torch.uint8, device=q.device)
         launches.enqueue((q.data_ptr(), k.data_ptr(), v.data_ptr()), optional, out, lse, workspace)
         return self.finished(out, lse)
+
+    def run_reshaped(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        optional: OptionalTensors,
+        out_shape: Sequence[int],
+    ) -> torch.Tensor:
+        """As `BoundCall.run_reshaped`; ValueError as from `run`."""
+        addresses = q_address, k_address, v_address = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if (q_address | k_address | v_address) % ALIGNMENT:  # copies have the shapes of the signature
+            forms = self.signature.q, self.signature.k, self.signature.v
+            tensors = zip((q, k, v), forms, strict=True)
+            q, k, v = (tensor.as_strided(form.shape, form.stride) for tensor, form in tensors)
+            return self.run(q, k, v, optional)[0].view(out_shape)
+        launches = self._launches[self._unreadable]
+        out = q.new_empty(out_shape)
+        workspace = q.new_empty(launches.workspace_bytes, dtype=torch.uint8)
+        launches.enqueue(addresses, optional, out, None, workspace)
+        return out
 
     def prequantize(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS

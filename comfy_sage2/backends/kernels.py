@@ -153,11 +153,24 @@ class _Untested(BoundCall):
 
     def __init__(self, backend: KernelBackend, call: KernelCall, signature: CallSignature) -> None:
         self._backend, self._call, self._signature = backend, call, signature
+        self.takes_reshaped = call.takes_reshaped
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
         """As `BoundCall.run`; RuntimeError when the self-test fails."""
         self._backend.require_tested(self._signature)
         return self._call.run(q, k, v, optional)
+
+    def run_reshaped(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        optional: OptionalTensors,
+        out_shape: Sequence[int],
+    ) -> torch.Tensor:
+        """As `BoundCall.run_reshaped`; RuntimeError as from `run`."""
+        self._backend.require_tested(self._signature)
+        return self._call.run_reshaped(q, k, v, optional, out_shape)
 
     def prequantize(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS

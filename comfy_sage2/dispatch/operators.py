@@ -22,6 +22,12 @@ NO_TANGENT = (
 )
 NO_GRADIENT = "[SA-307] comfy_sage2.attention has no gradient: call it under torch.no_grad(), or train without it"
 
+# Looked up once: `has_observer` is asked at each call.
+_is_compiling = torch.compiler.is_compiling
+_len_dispatch_stack = torch._C._len_torch_dispatch_stack
+_tracing_state = torch._C._get_tracing_state
+_functorch_stack = torch._C._functorch.peek_interpreter_stack
+
 # By the annotations of dataclass fields.
 _SCHEMA_TYPES = {
     "torch.Tensor": "Tensor",
@@ -71,20 +77,16 @@ def has_observer(*tensors: torch.Tensor | None) -> bool:
     That is the compiler, a trace, autograd, functorch, a dispatch mode or the class of a tensor. What is no tensor does
     not count: the call is refused all the same.
     """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return True
-    if torch._C._get_tracing_state() is not None:
-        return True
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if _is_compiling() or _len_dispatch_stack() or _tracing_state() is not None or _functorch_stack() is not None:
         return True
     may_need_gradient, may_have_tangent = torch.is_grad_enabled(), forward_ad._current_level >= 0
     for tensor in tensors:
         if type(tensor) is torch.Tensor:
-            if (may_need_gradient and tensor.requires_grad) or (may_have_tangent and has_tangent(tensor)):
-                return True
             if tensor.is_neg():  # its memory holds the negative values, which the operator resolves
                 return True
-        elif isinstance(tensor, torch.Tensor):
+            if (may_need_gradient and tensor.requires_grad) or (may_have_tangent and has_tangent(tensor)):
+                return True
+        elif tensor is not None and isinstance(tensor, torch.Tensor):
             return True
     return False
 

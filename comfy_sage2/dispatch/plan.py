@@ -34,29 +34,27 @@ class CallPlan:
     """How calls of one signature are computed.
 
     Attributes:
-        signature: theirs, with options that leave nothing open.
+        signature: theirs, with options that leave nothing open; `options` are these.
         backend: who computes them.
         reason: why another attention replaces the mode that was asked for, or which faster one does not.
         work_key: of the signature.
         run, prequantize: as of `BoundCall`; the tensors are of the signature, in the layout of its options.
+        run_reshaped: as of `BoundCall`; None where the backend has none.
     """
 
-    __slots__ = ("backend", "prequantize", "reason", "run", "signature", "work_key")
+    __slots__ = ("backend", "options", "prequantize", "reason", "run", "run_reshaped", "signature", "work_key")
 
     def __init__(self, signature: CallSignature, backend: Backend, reason: str | None = None) -> None:
         """`backend` has no reason against `signature`."""
         self.signature = backend.settled(signature)
+        self.options: AttentionOptions = self.signature.options
         self.backend = backend
         self.reason = reason
         self.work_key: WorkKey = signature.work_key
         call = hidden_keys.bind(backend, self.signature)
         self.run = call.run
         self.prequantize = call.prequantize
-
-    @property
-    def options(self) -> AttentionOptions:
-        """Those of the call, with nothing left open."""
-        return self.signature.options
+        self.run_reshaped = call.run_reshaped if call.takes_reshaped else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,9 @@ _LEAST_MARGIN = 0.02
 # Another package's error may be above ours by so much: by as much errors vary from draw to draw of the inputs.
 _EQUAL_ERRORS = 1.05
 _BLOCK = 128  # keys
+# Queries of a tile: of torch's attentions too.
+_TILE = 128
+_TILES = {("sm90", "precise"): 192}
 _LENGTHS = range(128, (1 << 17) + 1, 16)  # tokens, among which a crossover is looked for
 
 
@@ -32,24 +35,29 @@ class CostModel:
     """Seconds of a call: fixed + per_pair * pairs + per_query * queries + per_key * keys.
 
     These are the launch, the two products, and what touches each row of q, or of k and v, once, as quantization does.
+
+    Attributes:
+        tiles: of how many queries one multiprocessor computes a tile, and how many multiprocessors there are: the last
+            tiles of a call leave some idle, whose pairs count as if they were computed. None counts them as they are.
     """
 
     fixed: float
     per_pair: float
     per_query: float
     per_key: float
+    tiles: Tiles | None = None
 
     def seconds(self, work: Work) -> float:
         """Predicted seconds of a call of this size."""
-        _, pairs, queries, keys = _terms(work)
+        _, pairs, queries, keys = _terms(work, self.tiles)
         return self.fixed + self.per_pair * pairs + self.per_query * queries + self.per_key * keys
 
     @classmethod
-    def fitted(cls, times: dict[Work, float]) -> CostModel:
+    def fitted(cls, times: dict[Work, float], tiles: Tiles | None = None) -> CostModel:
         """The model of the least squared relative error among those without negative parts."""
         seconds = torch.tensor(list(times.values()), dtype=torch.float64)
-        terms = torch.tensor([_terms(work) for work in times], dtype=torch.float64) / seconds[:, None]
-        best, least = cls(0.0, 0.0, 0.0, 0.0), math.inf
+        terms = torch.tensor([_terms(work, tiles) for work in times], dtype=torch.float64) / seconds[:, None]
+        best, least = cls(0.0, 0.0, 0.0, 0.0, tiles), math.inf
         for used in _USED:
             if len(used) > len(times):
                 continue
@@ -61,14 +69,28 @@ class CostModel:
             parts = (solution[:, 0] / sizes).tolist()
             if min(parts) >= 0.0 and error < least - 1e-9:
                 part_of = dict(zip(used, parts, strict=True))
-                best, least = cls(*(part_of.get(term, 0.0) for term in range(4))), error
+                best, least = cls(*(part_of.get(term, 0.0) for term in range(4)), tiles), error
         return best
 
 
-def _terms(work: Work) -> tuple[float, float, float, float]:
+class Tiles(NamedTuple):
+    """Queries of a tile, each of which a multiprocessor computes by itself, and the number of multiprocessors."""
+
+    queries: int
+    multiprocessors: int
+
+    def fill(self, work: Work) -> float:
+        """What the tiles take, in whole waves of all multiprocessors, beside the queries alone: 1 or more."""
+        count = work.heads * -(-work.q_length // self.queries)
+        waves = -(-count // self.multiprocessors)
+        return waves * self.multiprocessors * self.queries / (work.heads * work.q_length)
+
+
+def _terms(work: Work, tiles: Tiles | None) -> tuple[float, float, float, float]:
     """What the four parts of a model are multiplied by. All kernels compute keys in whole blocks."""
-    fill = -(-work.kv_length // _BLOCK) * _BLOCK / work.kv_length
-    return 1.0, work.pairs * fill, float(work.heads * work.q_length), work.heads * work.kv_length * fill
+    keys = -(-work.kv_length // _BLOCK) * _BLOCK / work.kv_length
+    queries = 1.0 if tiles is None else tiles.fill(work)
+    return 1.0, work.pairs * keys * queries, float(work.heads * work.q_length), work.heads * work.kv_length * keys
 
 
 # The subsets of the terms that a model may have, the largest first. All have the pairs.
@@ -91,12 +113,12 @@ class TunedChoices:
         by_model: dict[tuple[Candidate, int, tuple[bool, bool]], dict[Work, float]] = {}
         for (candidate, work), seconds in times.seconds.items():
             by_model.setdefault((candidate, work.head_dim, work.kind), {})[work] = seconds
-        self._models = {key: CostModel.fitted(points) for key, points in by_model.items()}
+        self._models = {key: CostModel.fitted(points, self._tiles(key[0])) for key, points in by_model.items()}
         self._candidates = list(dict.fromkeys(candidate for candidate, *_ in self._models))
         self.head_dims = sorted({head_dim for _, head_dim, _ in self._models})
 
     def seconds(self, candidate: Candidate, work: Work) -> float | None:
-        """Predicted seconds of a call, from the model fitted at the next larger measured head_dim.
+        """Predicted seconds of the GPU for a call, from the model fitted at the next larger measured head_dim.
 
         Where calls in its order in memory were not timed, the other order stands for them, and those that do not
         smooth V for those that do; nothing stands for calls with a mask.
@@ -111,6 +133,10 @@ class TunedChoices:
             if model is not None:
                 return model.seconds(work)
         return None
+
+    def _tiles(self, candidate: Candidate) -> Tiles | None:
+        queries = _TILES.get((candidate.backend, candidate.mode), _TILE)
+        return Tiles(queries, self.times.multiprocessors) if self.times.multiprocessors else None
 
     def timed_head_dim(self, head_dim: int) -> int | None:
         """The smallest measured head_dim that is not below `head_dim`."""
@@ -140,9 +166,32 @@ class TunedChoices:
         return [candidate for candidate in self._candidates if candidate.mode == PEER]
 
     def is_faster(self, candidate: Candidate, other: Candidate, work: Work) -> bool:
-        """Whether `candidate` is faster than `other` by more than the noise; False where one was not timed."""
-        seconds, limit = self.seconds(candidate, work), self.seconds(other, work)
+        """Whether many such calls in a row take less time by `candidate`, by more than the noise.
+
+        Each of them takes as long as the GPU or the host, whichever is slower. False where one was not timed.
+        """
+        seconds, limit = self._seconds_in_a_row(candidate, work), self._seconds_in_a_row(other, work)
         return seconds is not None and limit is not None and seconds * (1.0 + self.margin) < limit
+
+    def _seconds_in_a_row(self, candidate: Candidate, work: Work) -> float | None:
+        seconds = self.seconds(candidate, work)
+        return None if seconds is None else max(seconds, self._host(candidate) or 0.0)
+
+    def is_lost_on_the_host(self, candidate: Candidate, other: Candidate, work: Work) -> bool:
+        """Whether the GPU gains less by `candidate`, in place of `other`, than the host loses."""
+        seconds, limit = self.seconds(candidate, work), self.seconds(other, work)
+        if seconds is None or limit is None:
+            return False
+        return self.host_loss(candidate, other) > max(limit - seconds, self.margin * limit)
+
+    def host_loss(self, candidate: Candidate, other: Candidate) -> float:
+        """Seconds that a call by `candidate` keeps the host longer than one by `other`; 0 where that is not known."""
+        mine, others = self._host(candidate), self._host(other)
+        return 0.0 if mine is None or others is None else max(mine - others, 0.0)
+
+    def _host(self, candidate: Candidate) -> float | None:
+        host = self.times.host
+        return host.get(candidate, host.get(replace(candidate, smooth_v=False)))
 
     def fastest_first(self, backends: Iterable[str], work: Work) -> list[str]:
         """Names of exact attentions by their time; those that were not timed come last, in their own order."""

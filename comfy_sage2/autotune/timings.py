@@ -26,6 +26,7 @@ _NORMAL = 1.4826  # standard deviation / median absolute deviation of normal dat
 # Limits of what is read from a file: the cost model cannot be fitted to larger or smaller numbers.
 _SECONDS = (1e-9, 1e4)
 _LARGEST_ERROR = 1e6
+_MOST_MULTIPROCESSORS = 10000
 
 
 @dataclass(frozen=True)
@@ -131,14 +132,30 @@ Errors = Mapping[tuple[Candidate, int], ErrorsOfKinds]  # the number is head_dim
 
 @dataclass(frozen=True)
 class Times:
-    """The median seconds of each call, the noise, which is the relative standard deviation of one round, and errors."""
+    """The times of a GPU.
+
+    Attributes:
+        seconds: the median ones of each call on the GPU.
+        noise: the relative standard deviation of one round.
+        errors: of the candidates that quantize.
+        host: seconds for which a call keeps the thread that makes it; those of all calls are about alike.
+        multiprocessors: of the GPU; 0 where that is not known.
+    """
 
     seconds: Mapping[tuple[Candidate, Work], float]
     noise: float
     errors: Errors = field(default_factory=dict)
+    host: Mapping[Candidate, float] = field(default_factory=dict)
+    multiprocessors: int = 0
 
     @classmethod
-    def of(cls, rounds: Rounds, errors: Errors | None = None) -> Times | None:
+    def of(
+        cls,
+        rounds: Rounds,
+        errors: Errors | None = None,
+        host: Mapping[Candidate, float] | None = None,
+        multiprocessors: int = 0,
+    ) -> Times | None:
         """None when the rounds are too few or differ too much: another process may load the GPU."""
         counts = {len(values) for values in rounds.values()}
         if len(counts) != 1 or min(counts) < FEWEST_ROUNDS:
@@ -153,7 +170,7 @@ class Times:
         ]
         if noise > _MOST_NOISE or max(slowness) > _MOST_DRIFT * min(slowness):
             return None
-        return cls(middle, noise, errors or {})
+        return cls(middle, noise, errors or {}, host or {}, multiprocessors)
 
     def document(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -161,11 +178,13 @@ class Times:
         candidates = dict.fromkeys(candidate for candidate, _ in self.seconds)
         return {
             "noise": self.noise,
+            "multiprocessors": self.multiprocessors,
             "calls": [list(astuple(work)) for work in works],
             "candidates": [
                 {
                     "candidate": list(astuple(one)),
                     "seconds": [self.seconds.get((one, work)) for work in works],
+                    "host": self.host.get(one),
                     "errors": {str(head_dim): list(e) for (other, head_dim), e in self.errors.items() if other == one},
                 }
                 for one in candidates
@@ -179,6 +198,7 @@ class Times:
         work_of = {astuple(work): work for work in works}
         seconds: dict[tuple[Candidate, Work], float] = {}
         errors: dict[tuple[Candidate, int], ErrorsOfKinds] = {}
+        host: dict[Candidate, float] = {}
         try:
             timed = [work_of[tuple(values)] for values in document["calls"]]
             for row in document["candidates"]:
@@ -186,14 +206,17 @@ class Times:
                 for work, value in zip(timed, row["seconds"], strict=True):
                     if value is not None:
                         seconds[candidate, work] = _number(value, *_SECONDS)
+                if row["host"] is not None:
+                    host[candidate] = _number(row["host"], *_SECONDS)
                 for head_dim, values in row["errors"].items():
                     errors[candidate, int(head_dim)] = tuple(
                         None if value is None else _number(value, 0.0, _LARGEST_ERROR) for value in values
                     )
             noise = _number(document["noise"], 0.0, _MOST_NOISE)
+            multiprocessors = int(_number(document["multiprocessors"], 0, _MOST_MULTIPROCESSORS))
         except (AttributeError, KeyError, TypeError, ValueError):
             return None
-        return cls(seconds, noise, errors) if seconds else None
+        return cls(seconds, noise, errors, host, multiprocessors) if seconds else None
 
 
 def _number(value: Any, least: float, most: float) -> float:

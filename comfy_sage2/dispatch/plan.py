@@ -26,6 +26,10 @@ from .registry import UnsupportedError
 
 EXACT_IS_FASTER = "[SA-314] exact attention was measured to be faster here"
 TORCHS_IS_FASTER = "[SA-314] ComfyUI's own attention was measured to be faster here"
+HOST_SETS_THE_PACE = (
+    "[SA-322] the GPU would gain less here than the CPU would lose by starting it, so ComfyUI's own attention computes "
+    "this call"
+)
 OWN_IS_FASTER = "[SA-314] no exact attention was measured to be faster than ComfyUI's own here"
 MOST_PLANS = 1024
 
@@ -196,9 +200,10 @@ def _unless_own_is_faster(routing: Routing, planned: CallPlan, choices: TunedCho
     work = Work.of(planned.signature)
     if not (routing.where_faster and routing.own_is_torchs) or work is None:
         return planned
-    if not choices.is_faster(Candidate(PLAIN), _candidate(planned), work):
-        return planned
-    return Refusal(UnsupportedError, TORCHS_IS_FASTER)
+    own, mine = Candidate(PLAIN), _candidate(planned)
+    if choices.is_faster(own, mine, work):
+        return Refusal(UnsupportedError, TORCHS_IS_FASTER)
+    return Refusal(UnsupportedError, HOST_SETS_THE_PACE) if choices.is_lost_on_the_host(mine, own, work) else planned
 
 
 def _resolved(signature: CallSignature) -> AttentionOptions:

@@ -14,6 +14,7 @@ import logging
 import math
 import random
 import threading
+from statistics import median
 
 import torch
 
@@ -108,7 +109,8 @@ def _measured(index: int) -> TunedChoices:
     if torch.cuda.mem_get_info(index)[0] < _FREE_BYTES:
         raise RuntimeError("[SA-114] less than 1 GiB of the GPU's memory is free: nothing was measured")
     with torch.cuda.device(index), torch.no_grad():
-        times = Times.of(rounds_on(index, GpuClock()), errors_on(index))
+        rounds, host = rounds_on(index, GpuClock())
+        times = Times.of(rounds, errors_on(index), host, _multiprocessors(index))
     if times is None:
         raise RuntimeError("[SA-114] the times varied too much: another process may be using the GPU")
     key = _key(index)
@@ -117,8 +119,8 @@ def _measured(index: int) -> TunedChoices:
     return TunedChoices(times)
 
 
-def rounds_on(index: int, clock: GpuClock) -> Rounds:
-    """Seconds of every candidate on GPU `index`, which must be the current device."""
+def rounds_on(index: int, clock: GpuClock) -> tuple[Rounds, dict[Candidate, float]]:
+    """Seconds of every candidate on GPU `index`, which must be the current device, and on the host."""
     deadline = clock.now() + _SECONDS
     heads = _heads_of(index)
     inputs = Inputs(torch.device("cuda", index), heads)
@@ -130,7 +132,11 @@ def rounds_on(index: int, clock: GpuClock) -> Rounds:
         if _FLASH in calls:
             calls.pop(_EFFICIENT, None)
         runs |= {(candidate, work): run for candidate, run in calls.items()}
-    return time_rounds(runs, clock, random.Random(), deadline)
+    rounds = time_rounds(runs, clock, random.Random(), deadline)
+    host: dict[Candidate, list[float]] = {}
+    for candidate, work in rounds:
+        host.setdefault(candidate, []).append(min(clock.host[runs[candidate, work]], default=0.0))
+    return rounds, {candidate: median(seconds) for candidate, seconds in host.items() if min(seconds) > 0.0}
 
 
 def errors_on(index: int) -> Errors:
@@ -153,8 +159,11 @@ def works_for(heads: int) -> list[Work]:
 
 
 def _heads_of(index: int) -> int:
-    multiprocessors = torch.cuda.get_device_properties(index).multi_processor_count
-    return next(heads for least, heads in _HEADS if multiprocessors >= least)
+    return next(heads for least, heads in _HEADS if _multiprocessors(index) >= least)
+
+
+def _multiprocessors(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count
 
 
 class Inputs:

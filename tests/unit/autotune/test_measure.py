@@ -43,12 +43,12 @@ class Machine:
     free: int = 8 << 30
     measured: list[int] = field(default_factory=list)
 
-    def rounds_on(self, index: int, clock: object) -> dict[Any, list[float]]:
+    def rounds_on(self, index: int, clock: object) -> tuple[dict[Any, list[float]], dict[Any, float]]:
         self.measured.append(index)
         if self.error is not None:
             raise self.error
         spread = (1.0 - self.noise, 1.0, 1.0 + self.noise)
-        return {key: [value * factor for factor in spread] for key, value in made_up_gpu(self.slower).items()}
+        return {key: [value * factor for factor in spread] for key, value in made_up_gpu(self.slower).items()}, {}
 
     def restart(self) -> None:
         store.forget()

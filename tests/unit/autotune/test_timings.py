@@ -69,14 +69,14 @@ def test_times_of_a_loaded_card_are_not_used(loaded: Rounds) -> None:
 
 
 def test_times_survive_their_document() -> None:
-    times = Times.of(rounds())
+    times = Times.of(rounds(), host={FLASH: 3e-5}, multiprocessors=132)
     assert times is not None and Times.read(times.document(), GPU, WORKS) == times
 
 
 WORK = [16, 1024, 1024, 64, False, False, False]
 EIGHT_BITS = ["sm89", "8b", "fp32", True, False]
-ROW = {"candidate": EIGHT_BITS, "seconds": [1e-4], "errors": {"64": [0.04, None]}}
-DOCUMENT: dict[str, Any] = {"noise": 0.01, "calls": [WORK], "candidates": [ROW]}
+ROW = {"candidate": EIGHT_BITS, "seconds": [1e-4], "host": 2e-5, "errors": {"64": [0.04, None]}}
+DOCUMENT: dict[str, Any] = {"noise": 0.01, "multiprocessors": 132, "calls": [WORK], "candidates": [ROW]}
 
 
 CANDIDATE, CALL = Candidate("sm89", "8b", rotate=True), Work(16, 1024, 1024, 64)
@@ -88,7 +88,7 @@ def read(document: dict[str, Any]) -> Times | None:
 
 def test_a_document_is_read() -> None:
     times = read(DOCUMENT)
-    assert times == Times({(CANDIDATE, CALL): 1e-4}, 0.01, {(CANDIDATE, 64): (0.04, None)})
+    assert times == Times({(CANDIDATE, CALL): 1e-4}, 0.01, {(CANDIDATE, 64): (0.04, None)}, {CANDIDATE: 2e-5}, 132)
     assert times is not None and times.document() == DOCUMENT
 
 
@@ -96,6 +96,9 @@ def test_a_document_is_read() -> None:
     "changes",
     [
         {"noise": None}, {"noise": -1.0}, {"noise": math.nan}, {"noise": 10**400}, {"noise": "0.01"},
+        {"multiprocessors": None}, {"multiprocessors": -1}, {"multiprocessors": math.inf}, {"multiprocessors": "132"},
+        {"candidates": [{**ROW, "host": "2e-5"}]}, {"candidates": [{**ROW, "host": math.nan}]},
+        {"candidates": [{key: value for key, value in ROW.items() if key != "host"}]},
         {"calls": 1}, {"calls": []}, {"calls": [None]}, {"calls": [WORK, WORK]}, {"calls": [WORK[:-1]]},
         {"calls": [[17, *WORK[1:]]]}, {"calls": [[*WORK[:-1], []]]},
         {"candidates": {}}, {"candidates": []}, {"candidates": [ROW, None]}, {"candidates": [{}]},
@@ -110,7 +113,7 @@ def test_a_document_is_read() -> None:
         {"candidates": [{**ROW, "errors": {"64": [-0.1]}}]}, {"candidates": [{**ROW, "errors": {"64": [10**400]}}]},
         {"candidates": [{**ROW, "errors": {"64": 0.1}}]}, {"candidates": [{**ROW, "errors": {"64": [math.nan]}}]},
     ],
-    ids=range(33),
+    ids=range(40),
 )  # fmt: skip
 def test_documents_with_anything_wrong_are_not_read(changes: dict[str, Any]) -> None:
     assert read({**DOCUMENT, **changes}) is None

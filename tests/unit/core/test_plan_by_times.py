@@ -43,14 +43,19 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     store.forget()
     monkeypatch.setattr(registry, "PEERS", (Package("kitchen"), Package("sage")))
 
-    def keep(slower: dict[Candidate, float], peers: dict[str, float] | None = None, error: float = 0.01) -> None:
-        """peers: factors of 8b's times, whose error is 0.04; error: theirs."""
+    def keep(
+        slower: dict[Candidate, float],
+        peers: dict[str, float] | None = None,
+        error: float = 0.01,
+        host: dict[Candidate, float] | None = None,
+    ) -> None:
+        """peers: factors of 8b's times, whose error is 0.04; error: theirs; host: seconds."""
         times, errors = made_up_gpu(slower), {(EIGHT_HALF, 128): (0.04,), (EIGHT, 128): (0.04,)}
         for name, factor in (peers or {}).items():
             one = Candidate(name, PEER)
             times |= {(one, work): factor * made_up_gpu()[EIGHT_HALF, work] for work in WORKS}
             errors[one, 128] = (error,)
-        store.keep(0, TunedChoices(Times(times, 0.0, errors)))
+        store.keep(0, TunedChoices(Times(times, 0.0, errors, host or {})))
 
     yield keep
     store.forget()
@@ -133,6 +138,20 @@ class TestTimes:
             assert planned(plan(other)).backend.name == "sm89"
         timed({OWN: 0.2, CUDNN: 0.2})  # not by more than the noise
         assert planned(plan(asked)).backend.name == "torch-cudnn"
+
+    def test_a_gain_of_the_gpu_that_the_host_loses(self, timed: Callable[..., None]) -> None:
+        """A step of many short calls takes as long as the host needs to start them."""
+        asked = on_gpu(HALF, where_faster=True, own_is_torchs=True)
+        gain = made_up_gpu()[OWN, WORKS[9]] - made_up_gpu()[EIGHT_HALF, WORKS[9]]
+        assert gain > 0.0 and WORKS[9].q_length == 4096
+        timed({}, host={EIGHT_HALF: 2e-5 + 0.9 * gain, OWN: 2e-5})
+        assert planned(plan(asked)).backend.name == "sm89"
+        timed({}, host={EIGHT_HALF: 2e-5 + 1.2 * gain, OWN: 2e-5})
+        assert refused(plan(asked)).reason == plan_module.HOST_SETS_THE_PACE
+        for other in (on_gpu(HALF, where_faster=True), on_gpu(HALF, own_is_torchs=True), on_gpu(HALF)):
+            assert planned(plan(other)).backend.name == "sm89", "nobody compares with ComfyUI's own"
+        timed({CUDNN: 0.3}, host={EIGHT_HALF: 2e-5, CUDNN: 1.0, OWN: 2e-5})
+        assert planned(plan(asked)).backend.name == "sm89", "an exact attention that costs the host a second"
 
     @pytest.mark.parametrize(
         ("rule", "error", "where_faster", "served", "code"),

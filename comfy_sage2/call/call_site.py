@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..options import AttentionOptions
@@ -26,6 +27,19 @@ class Layer(NamedTuple):
     head_dim: int
 
 
+@dataclass(eq=False)
+class SiteRecord:
+    """What a node keeps of one call site from call to call of a sampling; several threads may use it.
+
+    Attributes:
+        name: as in `Layer`.
+        layer: its number, as in `CallSite`.
+    """
+
+    name: str
+    layer: int
+
+
 class CallSite(NamedTuple):
     """Where in a sampling an attention call stands.
 
@@ -36,6 +50,7 @@ class CallSite(NamedTuple):
         kv_length: tokens of k and v.
         name: as in `Layer`.
         is_self: whether q and k come from the same tokens.
+        record: what is kept of it; None outside of a session.
     """
 
     layer: int
@@ -45,6 +60,7 @@ class CallSite(NamedTuple):
     kv_length: int
     name: str = ""
     is_self: bool = True
+    record: SiteRecord | None = None
 
 
 def share_of_steps(step: int, steps: int) -> float:

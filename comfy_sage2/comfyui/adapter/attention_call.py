@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -18,11 +19,8 @@ Fallback = Callable[[], torch.Tensor]
 
 _POSITIONAL = 8  # ComfyUI's attention functions take the first eight fields below by position too
 _LONGEST_KIND = 20  # characters of a block's kind, which any pack may set
-_NEEDED = 4  # q, k, v and heads have no default
 OVERRIDE = "optimized_attention_override"  # its name in ComfyUI's `transformer_options`
 INSIDE = "_inside_attn_wrapper"  # with it an attention function looks for no override
-# What a model's file asks for, preferred_attention, is read by `declared_attention`.
-_WITHOUT_MEANING_HERE = ("transformer_options", INSIDE, "preferred_attention")
 
 
 @dataclass(eq=False)
@@ -72,30 +70,7 @@ class AttentionCall:
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionCall:
         """Bind what ComfyUI passed to an override; raises TypeError when q, k, v or heads are missing."""
-        # `zip` without its argument `strict`, which the compiler of torch 2.7 to 2.9 cannot trace.
-        given = dict(zip(ARGUMENTS[:_POSITIONAL], args))  # noqa: B905
-        given.update(kwargs)
-        # Not by the methods of sets, which those of torch 2.6 and 2.8 cannot trace.
-        unknown = tuple([name for name in given if name not in _KNOWN])
-        if len(args) > _POSITIONAL:
-            unknown += tuple(f"argument {number}" for number in range(_POSITIONAL + 1, len(args) + 1))
-        missing = [name for name in ARGUMENTS[:_NEEDED] if name not in given]
-        if missing:
-            raise TypeError(f"[SA-210] the attention call lacks {', '.join(missing)}; it has {', '.join(given)}")
-        return cls(
-            q=given["q"],
-            k=given["k"],
-            v=given["v"],
-            heads=given["heads"],
-            mask=given.get("mask"),
-            attn_precision=given.get("attn_precision"),
-            skip_reshape=bool(given.get("skip_reshape", False)),
-            skip_output_reshape=bool(given.get("skip_output_reshape", False)),
-            scale=given.get("scale"),
-            enable_gqa=bool(given.get("enable_gqa", False)),
-            low_precision_attention=given.get("low_precision_attention") is not False,
-            unknown=unknown,
-        )
+        return _bound(*args, **kwargs)
 
     def keywords(self) -> dict[str, Any]:
         """The call after q, k, v and heads as keyword arguments for one of ComfyUI's attention functions.
@@ -144,11 +119,44 @@ class AttentionCall:
         optional = NO_TENSORS if mask is None else OptionalTensors(mask)
         return CallSignature.of(*self.tensors(), options, optional, routing)
 
-    def work_key(self) -> WorkKey:
-        """As a plan of the call has it. Raises ValueError when the sizes do not fit `heads`."""
+    def work_key(self) -> WorkKey | None:
+        """As a plan of the call has it; None when the sizes do not fit `heads`."""
+        form = self.form
+        if not form.has_work_key:
+            form.work_key, form.has_work_key = self._work_key(), True
+        return form.work_key
+
+    def _work_key(self) -> WorkKey | None:
         mask = self.mask_4d()
-        q, k, v = map(TensorForm.of, self.tensors())
-        return WorkKey(self.scale, self.layout, q, k, v, None if mask is None else TensorForm.of(mask))
+        try:
+            q, k, v = map(TensorForm.of, self.tensors())
+            return WorkKey(self.scale, self.layout, q, k, v, None if mask is None else TensorForm.of(mask))
+        except (TypeError, ValueError):
+            return None
+
+    @cached_property
+    def form(self) -> CallForm:
+        """What the call has in common with others of the same arguments, but for the values in its tensors."""
+        q, k, v, mask = self.q, self.k, self.v, self.mask
+        if not (type(q) is type(k) is type(v) is torch.Tensor and (mask is None or type(mask) is torch.Tensor)):
+            return CallForm(self, is_repeatable=False)
+        key = (
+            q.shape, q.stride(), q.dtype, q.device,
+            k.shape, k.stride(), k.dtype, k.device,
+            v.shape, v.stride(), v.dtype, v.device,
+            None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.device),
+            self.heads, self.skip_reshape, self.skip_output_reshape, self.scale, type(self.scale),
+            self.enable_gqa, self.low_precision_attention, self.unknown, self.declared,
+        )  # fmt: skip
+        try:
+            form = _forms.get(key)
+        except TypeError:  # an argument that no dictionary can hold
+            return CallForm(self, is_repeatable=False)
+        if form is None:
+            if len(_forms) >= _MOST_FORMS:
+                _forms.clear()  # who holds one keeps it
+            form = _forms[key] = CallForm(self, is_repeatable=True)
+        return form
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -226,8 +234,8 @@ class AttentionCall:
         return self.mask[None, None] if self.mask.ndim == 2 else self.mask[:, None]
 
     def as_bhnd(self, out: torch.Tensor) -> torch.Tensor:
-        """An output in the call's layout as (B, H, N, D)."""
-        return out if self.layout == "BHND" else out.transpose(1, 2)
+        """`output` as (B, H, N, D)."""
+        return out if self.skip_output_reshape else out.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def output(self, out: torch.Tensor) -> torch.Tensor:
         """An output in the call's layout in the form that the caller expects: (B, N, H * D), or (B, H, N, D)."""
@@ -239,6 +247,80 @@ class AttentionCall:
         if self.skip_output_reshape:
             return (self.q.shape[0], self.heads, q_length, self.head_dim)
         return (self.q.shape[0], q_length, self.heads * self.head_dim)
+
+
+def _bound(
+    q: Any = None,
+    k: Any = None,
+    v: Any = None,
+    heads: Any = None,
+    mask: Any = None,
+    attn_precision: Any = None,
+    skip_reshape: Any = False,
+    skip_output_reshape: Any = False,
+    *further: Any,
+    scale: Any = None,
+    enable_gqa: Any = False,
+    low_precision_attention: Any = None,
+    transformer_options: Any = None,
+    preferred_attention: Any = None,
+    _inside_attn_wrapper: Any = None,
+    **unknown: Any,
+) -> AttentionCall:
+    """The call with these arguments: Python binds them faster than a loop does. Those without a meaning here end here.
+
+    `preferred_attention`, what a model's file asks for, is read by `declared_attention`.
+    """
+    names = tuple(unknown)
+    if further:
+        names += tuple([f"argument {_POSITIONAL + number + 1}" for number in range(len(further))])
+    if q is None or k is None or v is None or heads is None:
+        missing = [name for name, value in (("q", q), ("k", k), ("v", v), ("heads", heads)) if value is None]
+        raise TypeError(f"[SA-210] the attention call lacks {', '.join(missing)}")
+    return AttentionCall(
+        q,
+        k,
+        v,
+        heads,
+        mask,
+        attn_precision,
+        bool(skip_reshape),
+        bool(skip_output_reshape),
+        scale,
+        bool(enable_gqa),
+        low_precision_attention is not False,
+        names,
+    )
+
+
+class CallForm:
+    """What calls of equal arguments have in common, whatever the values in their tensors. Compared by identity.
+
+    Attributes:
+        is_repeatable: calls of the same arguments have the same form. Those of tensors of other classes than torch's
+            own, and of arguments that cannot be compared, have one each.
+        lengths: tokens of q, and of k and v.
+        head_dim: as `AttentionCall.head_dim`.
+        is_dense: the channels of q, k and v lie together, so that nothing has to be copied.
+        output_shape: of what the caller expects.
+        work_key: as `AttentionCall.work_key`, once it was asked for.
+    """
+
+    __slots__ = ("has_work_key", "head_dim", "is_dense", "is_repeatable", "lengths", "output_shape", "work_key")
+
+    def __init__(self, call: AttentionCall, *, is_repeatable: bool) -> None:
+        self.is_repeatable = is_repeatable
+        self.lengths = call.lengths
+        self.head_dim = call.head_dim
+        self.is_dense = call.q.stride(-1) == call.k.stride(-1) == call.v.stride(-1) == 1
+        self.output_shape = call.output_shape()
+        self.work_key: WorkKey | None = None
+        self.has_work_key = False
+
+
+# Threads may add and clear at once: a form that is made twice is decided twice.
+_forms: dict[tuple[Hashable, ...], CallForm] = {}
+_MOST_FORMS = 1024
 
 
 def _heads_of(name: str, tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -264,7 +346,6 @@ def _transposed(
 ARGUMENTS = tuple(
     field.name for field in fields(AttentionCall) if field.name not in ("unknown", "declared", "containers", "_views")
 )
-_KNOWN = frozenset(ARGUMENTS + _WITHOUT_MEANING_HERE)
 
 
 def block_of(options: Mapping[str, Any]) -> str | None:
@@ -274,6 +355,14 @@ def block_of(options: Mapping[str, Any]) -> str | None:
     "block_index", and most of them "block_type": "single" for blocks that come after "double" ones and count anew.
     """
     part, index, kind = options.get("block"), options.get("block_index"), options.get("block_type", "double")
+    try:
+        return _block_in_words(tuple(part[:2]) if isinstance(part, list) else part, index, kind)
+    except TypeError:  # a value that no cache can hold
+        return _block_in_words.__wrapped__(part, index, kind)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _block_in_words(part: Any, index: Any, kind: Any) -> str | None:
     words = [] if not isinstance(part, (tuple, list)) else [_plain(entry) for entry in part[:2]]
     if isinstance(index, int):
         if not words and kind != "double":
@@ -289,7 +378,7 @@ def is_self_attention(call: AttentionCall, options: Mapping[str, Any], cross_att
     k may have more tokens than q: of a part of the tokens only q is taken (LTX's guides, HiDream-O1, Wan Animate 2), or
     those of earlier frames or passes are kept (Wan's autoregressive sampling, HiDream-O1).
     """
-    q_length, kv_length = call.lengths
+    q_length, kv_length = call.form.lengths
     if q_length >= kv_length:
         return q_length == kv_length
     if not cross_attends or _is_kept(call.k, options):

@@ -269,6 +269,11 @@ def _time_lines(summary: Summary, base: str = FULL_PRECISION) -> list[str]:
     whole, attention = summary.seconds, min(summary.attention_seconds, summary.seconds)
     gpus = f", on average over {summary.devices} GPUs" if summary.devices > 1 else ""
     lines = [f"Time: {whole:.2f} s of sampling, {attention:.2f} s ({attention / whole:.0%}) of it attention{gpus}."]
+    if summary.timed_calls < summary.calls:
+        lines.append(
+            f"{summary.timed_calls} of {summary.calls} calls were timed, in a sample of the steps. Each of the others "
+            "counts as the mean of those of its size and mode."
+        )
     saved, basis = 0.0, "as it ran"
     if summary.speed is not None:
         saved, basis = summary.speed.saved, f"with {base}"

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
+from ...autotune import store
 from ...autotune.auto_mode import auto_mode, with_mode
 from ...autotune.store import choices_of
+from ...backends.base import Backend
 from ...call.call_site import CallSite
 from ...call.signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature, Routing
-from ...dispatch.plan import Refusal, choose, plan
+from ...dispatch import registry
+from ...dispatch.plan import MOST_PLANS, Refusal, choose, plan
 from ...options import EXACT, MODES, AttentionOptions
 from ...text import error_text
 from ..adapter.attention_call import AttentionCall
 from ..settings import ALWAYS, AUTO, AUTO_OR_REFERENCE, FASTEST, REFERENCE, SPARSE_OFF, Settings
-from .guard import DOWNGRADED, LESS_EXACT, PRECISE, Guard
+from .guard import DOWNGRADED, LESS_EXACT, PRECISE, Downgrade, Guard
 from .record import Decision, decision_of
 from .sparsity import BlockSparsity
 
@@ -26,6 +29,17 @@ log = logging.getLogger("comfy_sage2")
 
 OFF = Decision(reason="[SA-301] mode is off")
 _FASTER_EXACT = Routing(accelerated_only=True, where_faster=True)
+
+
+class _Chosen(dict[tuple[Hashable, ...], Decision]):
+    """Decisions by the form of a call and what else they depend on: in front of the cache of plans, a smaller key.
+
+    plans: the generation of what was timed, and the backends, for which they hold.
+    """
+
+    def __init__(self, plans: tuple[int, tuple[Backend, ...]]) -> None:
+        super().__init__()
+        self.plans = plans
 
 
 class Dispatcher:
@@ -77,7 +91,9 @@ class Dispatcher:
         self._takes_exact = prefers_exact and is_first  # for calls in full precision, where that is faster
         self._options = {mode: settings.options(mode) for mode in (*MODES, AUTO, EXACT)}
         self._auto_calls: dict[int, torch.dtype] = {}  # the head_dims of calls in mode auto, for the report
-        self._failures: set[str] = set()  # that went to the log
+        self._failures = 0  # calls that could not be planned
+        self._logged: set[str] = set()  # why
+        self._chosen = _Chosen((-1, ()))
         self._outside: list[str | None] = []  # for each step, why the node is not active in it
 
     def begin_sampling(self) -> None:
@@ -93,12 +109,38 @@ class Dispatcher:
             self.sparsity.end_sampling()
 
     def choose(self, call: AttentionCall, site: CallSite) -> Decision:
-        """How the call at `site` is to be served."""
-        reason = self._reason_against(call, site)
+        """How the call at `site` is to be served.
+
+        Calls of one form are decided once: again only after a measurement, where the guard took a layer out of use, or
+        where the steps of the node begin or end.
+        """
+        outside = self._reason_outside(site)
+        downgrade = None if self.guard is None else self.guard.downgraded.get(site.layer)
+        if not call.form.is_repeatable or call.needs_gradient:
+            return self._choose(call, site, outside, downgrade)
+        plans = store.generation, registry.BACKENDS
+        chosen_by = self._chosen  # read once: another thread may replace it
+        if chosen_by.plans != plans or len(chosen_by) > MOST_PLANS:
+            chosen_by = self._chosen = _Chosen(plans)
+        key = call.form, site.is_self, outside, downgrade and downgrade.in_precise
+        chosen = chosen_by.get(key)
+        if chosen is None:
+            failures = self._failures
+            chosen = self._choose(call, site, outside, downgrade)
+            if self._failures == failures:  # what failed may succeed
+                chosen_by[key] = chosen
+        return chosen
+
+    def _choose(
+        self, call: AttentionCall, site: CallSite, outside: str | None, downgrade: Downgrade | None
+    ) -> Decision:
+        reason = outside or self._reason_against(call, site)
+        if reason is None and downgrade is not None and not downgrade.in_precise:
+            reason = DOWNGRADED
         if reason is not None:
             return self._in_full_precision(call, reason)
         mode = self.settings.mode
-        if self.guard is not None and site.layer in self.guard.downgraded and mode in (AUTO, *LESS_EXACT):
+        if downgrade is not None and mode in (AUTO, *LESS_EXACT):
             mode = PRECISE
         decision = self._decision(call, self._options[mode])
         if mode == AUTO and decision.plan is not None:
@@ -124,14 +166,16 @@ class Dispatcher:
                 return replace(exact, reason=reason)
         return Decision(reason=reason)
 
-    def _reason_against(self, call: AttentionCall, site: CallSite) -> str | None:
-        """Why the call must stay with ComfyUI whatever the options, or None."""
+    def _reason_outside(self, site: CallSite) -> str | None:
+        """Why the node is not active in the call's step, or None."""
         outside = self._outside
         if len(outside) != site.steps:  # another sampling, or a pass outside of any
             outside = [self.settings.reason_for_step(step, site.steps) for step in range(site.steps)]
             self._outside = outside
-        if outside[site.step] is not None:
-            return outside[site.step]
+        return outside[site.step]
+
+    def _reason_against(self, call: AttentionCall, site: CallSite) -> str | None:
+        """Why the call must stay with ComfyUI in each step, whatever the options, or None."""
         refused = call.reason_against_quantizing
         if refused is not None:
             return refused
@@ -139,8 +183,7 @@ class Dispatcher:
             return "[SA-303] cross-attention, and 'apply to' is 'self only'"
         if self.settings.respect_model_attention and call.declared is not None:
             return f"[SA-321] the model's file asks for {call.declared}, and respect_model_attention is on"
-        downgrade = None if self.guard is None else self.guard.downgraded.get(site.layer)
-        return DOWNGRADED if downgrade is not None and not downgrade.in_precise else None
+        return None
 
     def _decision(self, call: AttentionCall, options: AttentionOptions) -> Decision:
         """Who serves `call` with `options`.
@@ -159,8 +202,9 @@ class Dispatcher:
             raise
         except RuntimeError as error:
             reason = f"[SA-310] planning the call failed: {error_text(error)}"
-            if reason not in self._failures:
-                self._failures.add(reason)
+            self._failures += 1
+            if reason not in self._logged:
+                self._logged.add(reason)
                 log.warning("SageAttention2: %s; ComfyUI's attention computes this call", reason)
             return Decision(reason=reason)
 
@@ -215,6 +259,6 @@ def probe(device: torch.device, settings: Settings) -> Decision:
     return Decision(backend.name, backend.settled(signature).options)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256, typed=True)  # for 1 == True, which is no scale
 def _of_call(options: AttentionOptions, scale: float | None, layout: str) -> AttentionOptions:
     return replace(options, scale=scale, layout=layout)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
 
+from ...backends import launches
 from ...call.call_site import Layer, indexed_name
 from ...sparsity.choices import ModelChanges
 from ...system.readback import Readback
@@ -112,7 +113,7 @@ class ModelPass:
     _flag_copied_after: int = -1  # calls
     _streams: set[int] = field(default_factory=set)  # on which calls may set the flag
     _kept: int = 0
-    _named: Counter[str] = field(default_factory=Counter)
+    _named: dict[str, int] = field(default_factory=dict)
     _kind: str = ""
 
     def next_call(self, head_dim: int, block: str | None, is_self: bool) -> str:
@@ -121,19 +122,19 @@ class ModelPass:
         A name is the same in every pass: models call attention in the same order. Calls of blocks do not count among
         the others, so that a pass in which some blocks are left out keeps the names.
         """
-        return self._count("" if block is None else f"{block} {'self' if is_self else 'cross'}", head_dim)
+        return self._count(_kind(block, is_self), head_dim)
 
     def count_too(self, other: ModelPass) -> str:
         """Count the call that `other`, the same pass of another node, counted last; its name."""
         return self._count(other._kind, other.calls[-1].head_dim)
 
     def _count(self, kind: str, head_dim: int) -> str:
-        number = self._named[kind]
-        self._named[kind] += 1
+        number = self._named.get(kind, 0)
+        self._named[kind] = number + 1
         self._kind = kind
-        name = f"{kind} {number + 1}" if kind and number else kind or indexed_name(number)
-        self.calls.append(Layer(name, head_dim))
-        return name
+        layer = _layer(kind, number, head_dim)
+        self.calls.append(layer)
+        return layer.name
 
     def restart(self) -> None:
         """The pass is made again: its calls are counted from the first layer on."""
@@ -183,13 +184,24 @@ class ModelPass:
         return kept[self._kept - 1].copy_(agreement)
 
 
+# Made once: each call needs them.
+@lru_cache(maxsize=4096)
+def _kind(block: str | None, is_self: bool) -> str:
+    return "" if block is None else f"{block} {'self' if is_self else 'cross'}"
+
+
+@lru_cache(maxsize=4096)
+def _layer(kind: str, number: int, head_dim: int) -> Layer:
+    return Layer(f"{kind} {number + 1}" if kind and number else kind or indexed_name(number), head_dim)
+
+
 def can_read_back(device: torch.device) -> bool:
     """False during the capture of a CUDA graph: nothing can be read back, and each replay would write to the flag."""
     return device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
 
 def _current_stream(device: torch.device) -> int:
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return launches.current_stream(device) if device.type == "cuda" else 0
 
 
 class _ThreadPasses(threading.local):

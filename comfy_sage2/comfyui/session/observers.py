@@ -28,7 +28,7 @@ class Computed:
         site: where it stands.
         model_pass: its pass.
         fallback: what computes it by the attention that was there before.
-        out: the output, in `call.layout` where a backend computed it, else in the form that the caller expects.
+        out: the output as the caller expects it.
         decision: who computed it.
         broken: backend and mode of those before it whose output was not finite, in words.
         work: equal for calls that are equal work, and have the same attention without this node; None where

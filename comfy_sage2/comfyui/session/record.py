@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 import torch
@@ -17,9 +17,10 @@ from ...call.call_site import indexed_name, label
 from ...dispatch.plan import MOST_PLANS, CallPlan, Refusal
 from ...metrics import Agreement
 from ...options import AttentionOptions
-from .timer import Timer
+from .timer import NO_TIMER, Timer
 
 LayerStep = tuple[int, int]  # layer and step
+TIMED_STEPS = 6  # of a sampling, or more
 
 
 class Sampling(Enum):
@@ -133,7 +134,8 @@ class Summary:
             the fullest pass of the sampling, and how many calls less.
         silent_passes: those that made no attention call that could be seen.
         sampling: how far it came.
-        timed: whether the calls were timed; else the seconds of `shares` are 0.
+        timed: whether calls were timed; else the seconds of `shares` are 0.
+        timed_calls: how many. The others have the mean seconds of those of equal work and decision, or none.
         skip_speeds: layer -> its calls that skipped key blocks beside those that computed all, where there were both.
     """
 
@@ -151,6 +153,7 @@ class Summary:
     fewer_calls: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     sampling: Sampling = Sampling.NONE
     timed: bool = True
+    timed_calls: int = 0
     skip_speeds: Mapping[int, SpeedComparison] = field(default_factory=dict)
 
     def layer_name(self, layer: int) -> str:
@@ -199,7 +202,8 @@ class Record:
 
     Attributes:
         steps: of the sampling.
-        times_calls: a report will read how long the calls took. Else none is timed: that costs as much as a plan.
+        times_calls: a report will read how long the calls took. Those of a sample of the steps are timed
+            (`times_step`), as that costs the host as much as all else.
         layer_numbers: of the calls, by their names.
     """
 
@@ -207,11 +211,13 @@ class Record:
     times_calls: bool = True
     layer_numbers: LayerNumbers = field(default_factory=LayerNumbers, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)
+    _timed_every: int = 1  # steps
     _runs: bool = False  # a sampling does
     _sampling: Sampling = Sampling.NONE
     _entries: list[_Entry] = field(default_factory=list)
-    # Calls by their work, and whether ComfyUI's attention served them.
-    _timed: Counter[tuple[Hashable, bool]] = field(default_factory=Counter)
+    # The first `_counted` entries by their work, and whether ComfyUI's attention served them.
+    _calls: Counter[tuple[Hashable, bool]] = field(default_factory=Counter)
+    _counted: int = 0
     _comparisons: list[tuple[Hashable, Timer]] = field(default_factory=list)
     _agreement: dict[LayerStep, list[torch.Tensor]] = field(default_factory=dict)
     # Of each pass its attention calls, and whose patch was in the place of blocks.
@@ -224,10 +230,12 @@ class Record:
         with self._lock:
             self.steps = steps
             self.times_calls = times_calls
+            self._timed_every = max(steps // TIMED_STEPS, 1)
             self._runs = True
             self._sampling = Sampling.RUNNING
             self._entries.clear()
-            self._timed.clear()
+            self._calls.clear()
+            self._counted = 0
             self._comparisons.clear()
             self._agreement.clear()
             self.layer_numbers.clear()
@@ -258,17 +266,18 @@ class Record:
             if self._whole is not None:
                 self._whole.stop()
 
+    def times_step(self, step: int) -> bool:
+        """Whether the calls of `step` are timed: of a long sampling every n-th step, of a short one all."""
+        return self.times_calls and step % self._timed_every == 0
+
     def add(self, layer: int, step: int, decision: Decision, timer: Timer, *, work: Hashable | None = None) -> None:
-        """Add one attention call whose `timer` is stopped.
+        """Add one attention call whose `timer` is stopped, or NO_TIMER.
 
         work: equal for calls that are equal work; None for a call whose time cannot be compared.
         """
         if not self._runs:
             return
         self._entries.append(_Entry(layer, step, decision, timer, work))
-        if work is not None:
-            with self._lock:
-                self._timed[work, decision.backend is None] += 1
 
     def add_agreement(self, layer: int, step: int, agreement: torch.Tensor) -> None:
         """Add the agreement with full precision, as `metrics.compare` gives it, of a call's output."""
@@ -279,7 +288,10 @@ class Record:
     def lacks_comparison(self, work: Hashable) -> bool:
         """Whether backends have served two such calls and ComfyUI's attention none: the moment to time it."""
         with self._lock:
-            return self._timed[work, False] == 2 and not self._timed[work, True]
+            for entry in self._entries[self._counted :]:
+                self._calls[entry.work, entry.decision.backend is None] += 1
+                self._counted += 1
+            return self._calls[work, False] == 2 and not self._calls[work, True]
 
     def add_comparison(self, work: Hashable, timer: Timer) -> None:
         """`timer` measured ComfyUI's attention on a call of this work that a backend served."""
@@ -300,8 +312,9 @@ class Record:
         served: list[tuple[Hashable, float]] = []
         comfyui = [(work, timer.seconds()) for work, timer in comparisons]
         by_skip: defaultdict[tuple[int, bool], list[tuple[Hashable, float]]] = defaultdict(list)
-        for layer, _, decision, timer, work in entries:
-            elapsed = timer.seconds()
+        for (layer, _, decision, _, work), elapsed in zip(entries, _elapsed(entries), strict=True):
+            if elapsed is None:
+                continue
             seconds[decision] += elapsed
             if work is not None:
                 (comfyui if decision.backend is None else served).append((work, elapsed))
@@ -325,7 +338,22 @@ class Record:
             devices=devices,
             sampling=sampling,
             timed=timed,
+            timed_calls=sum(entry.timer is not NO_TIMER for entry in entries),
         )
+
+
+def _elapsed(entries: Sequence[_Entry]) -> list[float | None]:
+    """The seconds of each call: of one that was not timed, those of calls of equal work and decision; None without."""
+    timed: defaultdict[tuple[Decision, Hashable], list[float]] = defaultdict(list)
+    seconds = [None if entry.timer is NO_TIMER else entry.timer.seconds() for entry in entries]
+    for entry, elapsed in zip(entries, seconds, strict=True):
+        if elapsed is not None:
+            timed[entry.decision, entry.work].append(elapsed)
+    usual = {key: fmean(values) for key, values in timed.items()}
+    return [
+        usual.get((entry.decision, entry.work)) if elapsed is None else elapsed
+        for entry, elapsed in zip(entries, seconds, strict=True)
+    ]
 
 
 def _fewer_calls(passes: Sequence[tuple[int, str | None]]) -> dict[str, tuple[int, int]]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from ...call.call_site import CallSite
-from ...call.tensors import OptionalTensors
+from ...call.tensors import NO_TENSORS, OptionalTensors
 from ...dispatch.operators import has_observer, run
 from ...options import EXACT
 from ...text import error_text
@@ -79,8 +79,9 @@ class Runner:
         keeps_inputs: bool,
         all_blocks: bool,
     ) -> tuple[torch.Tensor, Decision]:
-        """The output in `call.layout`, and how it was made; raises NotFinite when the guard finds it broken at once.
+        """The output as the caller expects it, and how it was made.
 
+        Raises NotFinite when the guard finds it broken at once.
         Inputs in containers that nobody needs later are released as soon as the backend has quantized them.
         """
         plan, checks = decision.plan, self._dispatcher.guard
@@ -90,24 +91,26 @@ class Runner:
         if checks is not None and plan.options.mode != EXACT and model_passes.can_read_back(call.q.device):
             flag = model_pass.nonfinite_flag(call.q.device)
             looks = flag is None
-        optional = OptionalTensors(call.mask_4d(), nonfinite=flag)
+        mask = call.mask_4d()
+        optional = NO_TENSORS if mask is None and flag is None else OptionalTensors(mask, None, flag)
         sparsity = None if all_blocks else self._dispatcher.sparsity
         sparse = None if sparsity is None else sparsity.attend(call, plan, optional, site, model_pass, checks)
         if sparse is not None:
-            out, decision = sparse, replace(decision, skips=True)
+            out, decision = call.output(sparse), replace(decision, skips=True)
+        elif has_observer(call.q, call.k, call.v, mask):
+            out = call.output(run(plan, *call.tensors(), optional)[0])
         else:
-            if (
-                call.containers
-                and not looks
-                and not keeps_inputs
-                and not has_observer(call.q, call.k, call.v, optional.attn_mask)
-            ):
+            if call.containers and not looks and not keeps_inputs:
                 attend = plan.prequantize(*call.tensors(), optional)
                 if attend is not None:
+                    form = call.form
                     call.release()
                     call.empty_containers()
-                    return attend()[0], decision
-            out = run(plan, *call.tensors(), optional)[0]
+                    return attend()[0].reshape(form.output_shape), decision
+            if plan.run_reshaped is not None and call.form.is_dense:
+                out = plan.run_reshaped(call.q, call.k, call.v, optional, call.form.output_shape)
+            else:
+                out = call.output(plan.run(*call.tensors(), optional)[0])
         if looks and not guard.is_finite(out):
             raise NotFinite
         return out, decision

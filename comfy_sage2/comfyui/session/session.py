@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...call.call_site import CallSite
+from ...call.call_site import CallSite, SiteRecord
 from ..adapter import memory, packs
 from ..adapter.attention_call import AttentionCall, Fallback, Override, block_of, is_self_attention
 from ..adapter.declared_attention import NONE_DECLARED, DeclaredLayers
@@ -68,6 +68,7 @@ class Session:
         self._runner = Runner(dispatcher)
         self._observers = self._wanted_observers()
         self._watcher: tuple[Override, Override] | None = None
+        self._sites: dict[str, SiteRecord] = {}  # of this sampling, by name
 
     def begin_sampling(
         self,
@@ -85,6 +86,7 @@ class Session:
         self.measures_quality = measures_quality
         self._observers = self._wanted_observers()
         self.layers = None
+        self._sites = {}
         self.can_repeat = can_repeat
         self.cross_attends = cross_attends
 
@@ -154,25 +156,33 @@ class Session:
             which sets them when it is traced.
         """
         site = self._call_site(call, model_pass, options or {})
+        device = call.q.device
         chosen = self.dispatcher.choose(call, site)
-        work, timer = self._work_of(call, chosen), self._start_timer(call.q.device)
+        work, timer = self._work_of(call, chosen), self._start_timer(model_pass, device)
         out, decision, broken = self._runner.run(
             call, chosen, site, model_pass, fallback, keeps_inputs=self.measures_quality
         )
-        timer.stop()
+        if timer is not NO_TIMER:
+            timer.stop()
         if broken or (decision.plan is None and chosen.plan is not None):
             work = None  # computed twice, or a backend tried
-        done = Computed(call, site, model_pass, fallback, out, decision, broken, work, timer)
-        for observe in self._observers:
-            observe(done)
-        if len(model_pass.calls) == self._expected_calls and model_passes.can_read_back(out.device):
+        if self._only_records and decision.plan is not None and not broken:
+            self.record.add(site.layer, site.step, decision, timer, work=work)
+        else:
+            done = Computed(call, site, model_pass, fallback, out, decision, broken, work, timer)
+            for observe in self._observers:
+                observe(done)
+        if len(model_pass.calls) == self._expected_calls and model_passes.can_read_back(device):
             model_pass.copy_flag()
-        return out if decision.plan is None else call.output(out)
+        return out
 
     def _wanted_observers(self) -> tuple[Observer, ...]:
         """Those of the sampling that begins, in their order."""
         observers: list[Observer] = []
-        if hasattr(self.previous, "session"):
+        follows_node = hasattr(self.previous, "session")
+        # What a backend has served at once, the observers then only write down.
+        self._only_records = not follows_node and not self.measures_quality
+        if follows_node:
             observers.append(EarlierNodes(self.previous))
         if self.dispatcher.guard is not None:
             observers.append(Downgrades(self.dispatcher.guard, self._fallback_name))
@@ -182,20 +192,17 @@ class Session:
             observers.append(Quality(self.record, self._runner.warn_once, times_comfyui=is_first))
         return tuple(observers)
 
-    def _start_timer(self, device: torch.device) -> Timer:
-        """Start measuring a call on `device`, if somebody will read how long it took."""
-        return start_timer(device) if self.record.times_calls else NO_TIMER
+    def _start_timer(self, model_pass: ModelPass, device: torch.device) -> Timer:
+        """Start measuring a call on `device`, if it is in the sample of those that a report reads."""
+        return start_timer(device) if self.record.times_step(model_pass.step) else NO_TIMER
 
     def _work_of(self, call: AttentionCall, chosen: Decision) -> Hashable | None:
         """Groups calls whose times are comparable. None if no report is connected, or the call fits no backend."""
         if not self.record.times_calls:
             return None
-        try:
-            work = call.work_key() if chosen.plan is None else chosen.plan.work_key
-        except (TypeError, ValueError):
-            return None
+        work = call.work_key() if chosen.plan is None else chosen.plan.work_key
         # Layers whose file asks for another attention are compared with that one.
-        return work if call.declared is None else (work, call.declared)
+        return work if call.declared is None or work is None else (work, call.declared)
 
     def watcher(self, taken_by: Override, make: Callable[[], Override]) -> Override:
         """What `make` gives for `taken_by`; the same for the same, as compiled code may have it among its guards."""
@@ -216,7 +223,7 @@ class Session:
         seen, device, head_dim = len(model_pass.calls), call.q.device, call.head_dim
         is_self = is_self_attention(call, options or {}, self.cross_attends)
         call.release()
-        timer = self._start_timer(device)
+        timer = self._start_timer(model_pass, device)
         out = run()
         timer.stop()
         if len(model_pass.calls) == seen:
@@ -225,10 +232,14 @@ class Session:
         return out
 
     def _call_site(self, call: AttentionCall, model_pass: ModelPass, options: Mapping[str, Any]) -> CallSite:
-        is_self = is_self_attention(call, options, self.cross_attends)
-        name = model_pass.next_call(call.head_dim, block_of(options), is_self)
-        layer, (_, kv_length) = self.record.layer_numbers[name], call.lengths
-        return CallSite(layer, self.layers, model_pass.step, self._schedule.steps, kv_length, name, is_self)
+        form, is_self = call.form, is_self_attention(call, options, self.cross_attends)
+        name = model_pass.next_call(form.head_dim, block_of(options), is_self)
+        site = self._sites.get(name)
+        if site is None:
+            site = self._sites.setdefault(name, SiteRecord(name, self.record.layer_numbers[name]))
+        return CallSite(
+            site.layer, self.layers, model_pass.step, self._schedule.steps, form.lengths[1], name, is_self, site
+        )
 
     def _previous_owner(self) -> str | None:
         """Who serves the calls that this node leaves, in words; None is ComfyUI's attention."""

@@ -1,0 +1,223 @@
+"""Calls that are like one before: none is served by a decision that was made for another one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.autotune import store
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session import model_passes
+from comfy_sage2.comfyui.session.session import Session
+from comfy_sage2.dispatch import registry
+
+from .calls import SIGMAS, added, call, ones, qkv, reasons, reference_attention, serve_by, session_with
+
+HEADS, HEAD_DIM = 2, 64
+
+
+def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Full precision of (B, N, H * D)."""
+    q, k, v = (tensor.double().unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in (q, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return out.transpose(1, 2).flatten(2)
+
+
+def error(out: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((out.double() - expected).norm() / expected.norm())
+
+
+def views(length: int = 64) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """The same values in other places of memory."""
+
+    def strided(tensor: torch.Tensor) -> torch.Tensor:
+        memory = torch.full((*tensor.shape[:2], 3 * tensor.shape[2]), float("nan"))
+        memory[..., : tensor.shape[2]] = tensor
+        return memory[..., : tensor.shape[2]]
+
+    def misaligned(tensor: torch.Tensor) -> torch.Tensor:
+        memory = torch.full((tensor.numel() + 1,), float("nan"))
+        memory[1:] = tensor.flatten()
+        return memory[1:].view(tensor.shape)
+
+    def with_channel_stride(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+    return {
+        "plain": lambda tensor: tensor, "strided": strided, "misaligned": misaligned,
+        "channels apart": with_channel_stride, "double": lambda tensor: tensor.half(),
+    }  # fmt: skip
+
+
+def test_every_form_has_its_own_decision(fresh_seed: int) -> None:
+    """Calls of two lengths, in five forms each, in turn and twice over."""
+    torch.manual_seed(fresh_seed)
+    session = session_with()
+    for _ in range(2):
+        for length in (64, 96):
+            for name, view in views().items():
+                tensors = qkv(length)
+                mask = torch.rand(length, length) < 0.7
+                mask[:, 0] = True
+                for given in (None, mask, torch.zeros(length, length).masked_fill(~mask, -9.0)):
+                    expected = exact(
+                        *tensors, mask=given if given is None or given.dtype == torch.bool else given.double()
+                    )
+                    out = call(session, *map(view, tensors), HEADS, mask=given)
+                    assert error(out, expected) < 0.1, (name, length)
+                    assert out.shape == tensors[0].shape and out.is_contiguous()
+    assert all(share.decision.backend == "reference" for share in session.record.summary().shares)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"low_precision_attention": False}, "[SA-306]"), ({"what": 1}, "[SA-308]"), ({"scale": -1.0}, "[SA-205]"),
+        ({"scale": True}, "[SA-205]"), ({"mask": torch.ones(3, 5, dtype=torch.bool)}, "[SA-204]"),
+    ],
+)  # fmt: skip
+def test_an_argument_that_the_call_before_had_not(changes: dict[str, Any], code: str) -> None:
+    session, tensors = session_with(), qkv()
+    for given, is_served in (({}, True), (changes, False), ({}, True), ({"scale": 1.0}, True), (changes, False)):
+        out = call(session, *tensors, HEADS, **given)
+        assert (out != 1.0).any() == is_served, given
+    assert [reason[: len(code)] for reason in reasons(session.record.summary())] == [code]
+
+
+def test_heads_and_layouts_are_part_of_the_form(fresh_seed: int) -> None:
+    torch.manual_seed(fresh_seed)
+    session = session_with()
+    q, k, v = torch.randn(3, 1, 4, 32, 32).unbind()  # as (B, H, N, D); its first dimensions could be others
+    expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
+    for _ in range(2):
+        for reshaped in (False, True):
+            out = call(session, q, k, v, 4, skip_reshape=True, skip_output_reshape=reshaped)
+            assert error(out, expected if reshaped else expected.transpose(1, 2).flatten(2)) < 0.1
+    q, k, v = torch.randn(3, 1, 64, 128).unbind()
+    for heads in (1, 2, 4, 2, 1):
+        parts = (tensor.double().unflatten(-1, (heads, -1)).transpose(1, 2) for tensor in (q, k, v))
+        expected = torch.nn.functional.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
+        assert error(call(session, q, k, v, heads), expected) < 0.1
+
+
+def test_a_call_in_training_behind_one_without() -> None:
+    session, tensors = session_with(), qkv()
+    needing = [tensor.clone().requires_grad_() for tensor in tensors]
+    for _ in range(2):
+        assert (call(session, *tensors, HEADS) != 1.0).any()
+        out = call(session, *needing, HEADS, func=added)
+        out.sum().backward()
+        assert all((tensor.grad == 1.0).all() for tensor in needing if tensor.grad is not None)
+        assert needing[0].grad is not None
+        needing = [tensor.detach().requires_grad_() for tensor in needing]
+        with torch.no_grad():
+            assert (call(session, *needing, HEADS) != 1.0).any()
+    assert [reason[:8] for reason in reasons(session.record.summary())] == ["[SA-307]"]
+
+
+@pytest.mark.parametrize("context", [nullcontext, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_what_surrounds_a_call_changes_no_value(context: Callable[[], AbstractContextManager[Any]]) -> None:
+    session, tensors = session_with(), qkv()
+    first = call(session, *tensors, HEADS)
+    with context():
+        inside = call(session, *tensors, HEADS)
+    assert torch.equal(first, inside) and torch.equal(first, call(session, *tensors, HEADS))
+
+
+def test_negative_views_and_dispatch_modes_are_seen(fresh_seed: int) -> None:
+    torch.manual_seed(fresh_seed)
+    session, tensors = session_with(), qkv()
+    expected = exact(*tensors)
+    negative = torch.complex(torch.zeros_like(tensors[0]), -tensors[0]).conj().imag
+    assert negative.is_neg() and torch.equal(negative, tensors[0])
+    for q in (tensors[0], negative.contiguous() if negative.stride(-1) != 1 else negative, tensors[0]):
+        assert error(call(session, q, *tensors[1:], HEADS), expected) < 0.1
+
+    class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen += "comfy_sage2" in str(func)
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Counting() as mode:
+        call(session, *tensors, HEADS)
+    assert mode.seen == 1
+
+
+def test_a_decision_ends_with_the_times_and_the_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, tensors = session_with(), qkv()
+    before = call(session, *tensors, HEADS)
+    asked: list[int] = []
+
+    def counted(*given: Any, **options: Any) -> torch.Tensor:
+        asked.append(1)
+        return reference_attention(*given, **options)
+
+    serve_by(monkeypatch, counted)
+    assert torch.equal(call(session, *tensors, HEADS), before) and asked == [1]
+    backend = registry.get("reference")
+    monkeypatch.setattr(type(backend), "reason_against", lambda self, signature: "[SA-103] gone")
+    assert torch.equal(call(session, *tensors, HEADS), before) and asked == [1, 1], "nothing was said to have changed"
+    store.changed()
+    assert (call(session, *tensors, HEADS) == 1.0).all() and asked == [1, 1]
+
+
+def test_steps_in_which_the_node_is_not_active() -> None:
+    session, tensors = session_with(start_percent=0.25, end_percent=0.75), qkv()
+    for _ in range(2):
+        served = [bool((call(session, *tensors, HEADS, sigma=sigma) != 1.0).any()) for sigma in SIGMAS[:4]]
+        assert served == [False, True, True, False]
+
+
+def test_two_models_in_turn() -> None:
+    """Of one shape and another node each."""
+    first, second, tensors = session_with(), session_with(apply_to="self only", mode="4b"), qkv(64, 32)
+    own = qkv()
+    for _ in range(3):
+        assert (call(first, *tensors, HEADS) != 1.0).any() and (call(second, *tensors, HEADS) == 1.0).all()
+        assert not torch.equal(call(first, *own, HEADS), call(second, *own, HEADS))
+    assert [share.calls for share in first.record.summary().shares] == [6]
+    assert [share.calls for share in second.record.summary().shares] == [3, 3]
+
+
+def test_threads_that_call_at_once(fresh_seed: int) -> None:
+    """As ComfyUI drives several GPUs: each thread is in a pass of its own."""
+    torch.manual_seed(fresh_seed)
+    session = session_with()
+    inputs = [qkv(length) for length in (32, 64, 96, 128)]
+    expected = [exact(*tensors) for tensors in inputs]
+    failed: list[object] = []
+    begin = threading.Barrier(4)
+
+    def passes(number: int) -> None:
+        try:
+            begin.wait()
+            _pass(session, inputs, expected, number)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=passes, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert session.record.summary().calls == 4 * 4 * 3
+
+
+def _pass(session: Session, inputs: list[Any], expected: list[torch.Tensor], number: int) -> None:
+    override = make_override(session)
+    model_pass = session.begin_pass(SIGMAS[0], torch.device("cpu"), {})
+    with torch.no_grad(), model_passes.running(session.slot, model_pass):
+        for turn in range(12):
+            index = (turn + number) % len(inputs)
+            options = {"block_index": index}
+            out = override(ones, *inputs[index], HEADS, _inside_attn_wrapper=True, transformer_options=options)
+            assert error(out, expected[index]) < 0.1
+    assert len(model_pass.calls) == 12

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ from ..bench import peers as bench_peers
 # q, k, v (B, H, N, D) and a mask or None -> the output (B, H, N, D).
 Plain = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 Override = Callable[..., torch.Tensor]
+
+_KITCHEN = "comfy-kitchen INT8"
+ALL_PEERS = ("torch-cudnn", "flash-attention-3", "sageattention", _KITCHEN)
 
 
 def override_of(attend: Plain, *, takes_mask: bool) -> Override:
@@ -75,16 +78,17 @@ def _comfy_kitchen() -> Override:
     return override
 
 
-def peers() -> tuple[dict[str, Override], dict[str, str]]:
+def peers(names: Collection[str] = ALL_PEERS) -> tuple[dict[str, Override], dict[str, str]]:
     """Name -> override of the attentions that can be had here, and for the others name -> why not."""
-    candidates = bench_peers.find(["torch-cudnn", "flash-attention-3", "sageattention"])
+    candidates = bench_peers.find([name for name in names if name != _KITCHEN])
     overrides = {
         candidate.name: override_of(candidate.attend, takes_mask=candidate.name == "cuDNN")
         for candidate in candidates.able
     }
     missing = dict(candidates.missing)
-    try:
-        overrides["comfy-kitchen INT8"] = _comfy_kitchen()
-    except RuntimeError as reason:
-        missing["comfy-kitchen INT8"] = str(reason)
+    if _KITCHEN in names:
+        try:
+            overrides[_KITCHEN] = _comfy_kitchen()
+        except RuntimeError as reason:
+            missing[_KITCHEN] = str(reason)
     return overrides, missing

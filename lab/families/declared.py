@@ -61,6 +61,7 @@ class Family:
         stated: its files say what they are; the names and sizes of the weights are another model's.
         edits: the picture to change is a reference in the conditioning, of the latent's size.
         steps: to time in a round.
+        cfg: of the sampling; above 1 a step computes the prompt and its opposite together.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Family:
     needs: str = ""
     stated: bool = False
     steps: int = 2
+    cfg: float = 1.0
 
 
 _DEFAULTS = "the defaults"
@@ -132,6 +134,62 @@ _QWEN21_FILE = "comfy/ldm/qwen_image21/model.py"
 _QWEN_TINY = {**_QWEN, "num_layers": 2, "num_attention_heads": 2}
 _WAN_TINY = {**_WAN, "dim": 256, "ffn_dim": 512, "num_heads": 2, "num_layers": 2}
 _BYT5 = "conditioning_byt5small"
+_UNET = {
+    "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 320, "use_spatial_transformer": True,
+    "legacy": False, "use_temporal_attention": False, "use_temporal_resblock": False,
+}  # fmt: skip
+_SD15 = {
+    **_UNET, "num_res_blocks": [2, 2, 2, 2], "channel_mult": [1, 2, 4, 4], "context_dim": 768, "num_heads": 8,
+    "transformer_depth": [1, 1, 1, 1, 1, 1, 0, 0], "transformer_depth_middle": 1, "adm_in_channels": None,
+    "transformer_depth_output": [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0], "use_linear_in_transformer": False,
+}  # fmt: skip
+_SDXL = {
+    **_UNET, "num_res_blocks": [2, 2, 2], "channel_mult": [1, 2, 4], "context_dim": 2048, "num_head_channels": 64,
+    "transformer_depth": [0, 0, 2, 2, 10, 10], "transformer_depth_middle": 10, "adm_in_channels": 2816,
+    "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10], "use_linear_in_transformer": True,
+    "num_classes": "sequential",
+}  # fmt: skip
+_WAN_SMALL = {**_WAN, "dim": 1536, "ffn_dim": 8960, "num_heads": 12, "num_layers": 30}
+_Z_IMAGE_TINY = {**_Z_IMAGE, "n_layers": 2, "dim": 256, "n_heads": 2, "n_kv_heads": 2}
+_SPATIAL = "self and cross a block, in few blocks"
+
+# Steps of many short calls, for which the host needs about as long as the GPU.
+SHORT_STEPS = (
+    Family(
+        "Stable Diffusion 1.5, 512 x 512", "SD15",
+        DeclaredModel(_SD15, ((1, 4, 64, 64),), (77, 768)),
+        DeclaredModel({**_SD15, "model_channels": 64}, ((1, 4, 8, 8),), (77, 768)),
+        _SPATIAL, _DEFAULTS, stated=True, steps=8, cfg=7.0,
+    ),
+    Family(
+        "Stable Diffusion XL, 1024 x 1024", "SDXL",
+        DeclaredModel(_SDXL, ((1, 4, 128, 128),), (77, 2048), more={"pooled_output": (1, 1280)}),
+        DeclaredModel(
+            {**_SDXL, "model_channels": 64, "transformer_depth": [0, 0, 1, 1, 1, 1], "transformer_depth_middle": 1,
+             "transformer_depth_output": [0, 0, 0, 1, 1, 1, 1, 1, 1]},
+            ((1, 4, 8, 8),), (77, 2048), more={"pooled_output": (1, 1280)},
+        ),
+        _SPATIAL, _DEFAULTS, stated=True, steps=8, cfg=7.0,
+    ),
+    *(
+        Family(
+            f"Z-Image, {8 * side} x {8 * side}", "ZImage",
+            DeclaredModel({**_Z_IMAGE, "n_layers": 30}, ((1, 16, side, side),), (128, 2560)),
+            DeclaredModel(_Z_IMAGE_TINY, ((1, 16, 16, 16),), (40, 2560)),
+            "one joint call a block", _DEFAULTS, steps=8,
+        )
+        for side in (64, 128)
+    ),
+    *(
+        Family(
+            f"Wan 2.1 1.3B, {side * side // 4} tokens", "WAN21_T2V",
+            DeclaredModel(_WAN_SMALL, ((1, 16, 1, side, side),), (512, 4096)),
+            DeclaredModel(_WAN_TINY, ((1, 16, 1, 16, 16),), (64, 4096)),
+            "self and cross a block", _DEFAULTS, steps=8,
+        )
+        for side in (64, 128)
+    ),
+)  # fmt: skip
 
 FAMILIES = (
     Family(
@@ -175,10 +233,7 @@ FAMILIES = (
     ),
     Family(
         "Wan 2.1 1.3B, 480p", "WAN21_T2V",
-        DeclaredModel(
-            {**_WAN, "dim": 1536, "ffn_dim": 8960, "num_heads": 12, "num_layers": 30}, ((1, 16, 21, 60, 104),),
-            (512, 4096),
-        ),
+        DeclaredModel(_WAN_SMALL, ((1, 16, 21, 60, 104),), (512, 4096)),
         DeclaredModel({**_WAN_TINY}, ((1, 16, 3, 24, 24),), (64, 4096)),
         "self and cross a block", _DEFAULTS,
     ),
@@ -231,10 +286,7 @@ FAMILIES = (
     Family(
         "Z-Image", "ZImage",
         DeclaredModel({**_Z_IMAGE, "n_layers": 30}, ((1, 16, 128, 128),), (128, 2560)),
-        DeclaredModel(
-            {**_Z_IMAGE, "n_layers": 2, "dim": 256, "n_heads": 2, "n_kv_heads": 2}, ((1, 16, 32, 32),), (40, 2560),
-            padded=8,
-        ),
+        DeclaredModel(_Z_IMAGE_TINY, ((1, 16, 32, 32),), (40, 2560), padded=8),
         "one joint call a block, refiners of text and picture before; ComfyUI pads with learned tokens, without a mask",
         _DEFAULTS,
     ),

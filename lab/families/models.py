@@ -112,7 +112,7 @@ def conditioning(family: Family, shape: DeclaredModel) -> list[Any]:
 
 
 def sample(patcher: Any, family: Family, shape: DeclaredModel, steps: int) -> tuple[torch.Tensor, list[float]]:
-    """Sample (cfg 1, Euler): the final latents, all streams in one row; the seconds of all steps but the first."""
+    """Sample (Euler): the final latents, all streams in one row; the seconds of all steps but the first."""
     import comfy.sample
 
     empty = latent(shape)
@@ -126,7 +126,7 @@ def sample(patcher: Any, family: Family, shape: DeclaredModel, steps: int) -> tu
         ends.append(time.perf_counter())
 
     done = comfy.sample.sample(
-        patcher, comfy.sample.prepare_noise(empty, 0), steps, 1.0, "euler", "simple", text, text, empty,
+        patcher, comfy.sample.prepare_noise(empty, 0), steps, family.cfg, "euler", "simple", text, text, empty,
         noise_mask=noise_mask(shape), callback=step_ended, disable_pbar=True, seed=0,
     )  # fmt: skip
     streams = done.unbind() if getattr(done, "is_nested", False) else [done]

@@ -107,8 +107,9 @@ def body(rows: Sequence[FamilyRow], modes: Sequence[str], *, is_gpu: bool) -> li
         if is_gpu
         else "**Not run on a GPU.** On one the command times the real shapes below, with random weights."
     )
+    serves = any(row.served is not None for row in rows)
     failed = [f"- {row.family.name}: {row.failed}" for row in rows if row.failed]
-    return [
+    served = [
         "## What is served",
         "",
         "A tiny random model of each family's structure, sampled two steps in ComfyUI with backend *reference* in 8b, "
@@ -123,6 +124,9 @@ def body(rows: Sequence[FamilyRow], modes: Sequence[str], *, is_gpu: bool) -> li
             (row.served_cells() for row in rows),
         ),
         "",
+    ]  # fmt: skip
+    return [
+        *(served if serves else []),
         "## Seconds a step",
         "",
         about_steps,

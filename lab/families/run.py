@@ -2,11 +2,13 @@
 
     python -m lab families --device cpu --results docs/results        # families.md
     python -m lab families --only "Wan 2.1" --peers --page steps      # beside other packages' attentions
+    python -m lab families --short --page short-steps                 # where the host sets the pace
 
 Tiny random models of each family's structure are sampled in ComfyUI with the backend *reference* and without the node.
 On a GPU each family's real shape follows, with random weights, in bf16: seconds a step with ComfyUI's attention, with
-the node, with `--peers` also with other packages' attentions, and without attention, in shuffled rounds. Run it with a
-Python that has ComfyUI's requirements.
+the node, with `--peers` also with other packages' attentions, and without attention, in shuffled rounds. `--short`
+times models whose steps are many short calls in place of all that: what the node costs the host shows there. Run it
+with a Python that has ComfyUI's requirements.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import json
 import logging
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +27,21 @@ import torch
 
 from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.patch import patch_model
-from comfy_sage2.comfyui.settings import ALWAYS, Settings
+from comfy_sage2.comfyui.settings import ALWAYS, WHERE_FASTER, Settings
 from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
 from tools.comfyui.launch import TorchvisionOperators
 
 from ..arguments import at_least_1, parser_of
 from ..result_page import page_head, show, write
-from .attentions import attention_for_nothing, peers, with_override
+from .attentions import ALL_PEERS, attention_for_nothing, peers, with_override
 from .calls import counted
-from .declared import FAMILIES, DeclaredModel, Family
+from .declared import FAMILIES, SHORT_STEPS, DeclaredModel, Family
 from .models import TINY_STEPS, load, sample, seconds_in_rounds, unlike_detected
 from .page import DEFAULT, NOTHING, FamilyRow, Served, TimedSteps, body
 
 _MODES = ("auto", "8b", "precise", "8b sparse medium")
+_SHORT_MODES = ("auto", "8b always", "exact")
+_SHORT_PEERS = ("torch-cudnn",)
 
 
 def enter_comfyui(folder: Path, *, cpu: bool = False) -> None:
@@ -59,9 +64,10 @@ def enter_comfyui(folder: Path, *, cpu: bool = False) -> None:
 
 
 def settings_of(text: str, backend: str) -> Settings:
-    """The node's settings for a mode, such as "8b", or "8b sparse light" for steps that are all sparse."""
-    mode, _, level = text.partition(" sparse ")
-    return Settings(mode=mode, backend=backend, sparse=level or "off", dense_percent=0.0)
+    """The node's settings for a mode: "8b"; "8b sparse light", for steps that are all sparse; or "8b always"."""
+    mode, _, level = text.removesuffix(f" {ALWAYS}").partition(" sparse ")
+    when = ALWAYS if text.endswith(ALWAYS) else WHERE_FASTER
+    return Settings(mode=mode, backend=backend, sparse=level or "off", dense_percent=0.0, when=when)
 
 
 def serve_tiny(family: Family, device: torch.device) -> Served:
@@ -83,9 +89,12 @@ def serve_tiny(family: Family, device: torch.device) -> Served:
 
 
 def time_steps(
-    family: Family, shape: DeclaredModel, modes: list[str], rounds: int, device: torch.device, *, with_peers: bool
+    family: Family, shape: DeclaredModel, modes: list[str], rounds: int, device: torch.device, others: Sequence[str]
 ) -> TimedSteps:
-    """Seconds a step with each attention; on a CPU with the backend *reference*, to see that it runs."""
+    """Seconds a step with each attention; on a CPU with the backend *reference*, to see that it runs.
+
+    others: names of other attentions, as `peers` has them.
+    """
     is_gpu = device.type == "cuda"
     if is_gpu:
         torch.cuda.reset_peak_memory_stats(device)
@@ -97,8 +106,8 @@ def time_steps(
         if reason is not None:
             raise RuntimeError(f"the node has nothing to measure in {mode}: {reason}")
     candidates: dict[str, Any] = {DEFAULT: patcher.clone(), **nodes}
-    if with_peers:
-        overrides, missing = peers()
+    if others:
+        overrides, missing = peers(others)
         print(*(f"{name}: left out, {reason}" for name, reason in missing.items()), sep="\n", file=sys.stderr)
         candidates |= {name: with_override(patcher, override) for name, override in overrides.items()}
     candidates[NOTHING] = with_override(patcher, attention_for_nothing)
@@ -127,11 +136,13 @@ def fill_in(row: FamilyRow, options: argparse.Namespace, device: torch.device) -
     unlike = unlike_detected(family)
     if unlike:
         raise RuntimeError(f"ComfyUI's detection does not find this shape: {unlike}")
-    row.served = serve_tiny(family, device)
-    clear()
+    if not options.short:
+        row.served = serve_tiny(family, device)
+        clear()
     shape = {"real": family.real, "tiny": family.tiny}.get(options.time)
     if shape is not None:
-        row.timed = time_steps(family, shape, options.modes, options.rounds, device, with_peers=options.peers)
+        others = _SHORT_PEERS if options.short else ALL_PEERS if options.peers else ()
+        row.timed = time_steps(family, shape, options.modes, options.rounds, device, others)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -140,19 +151,23 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=("auto", "cpu"), default="auto", help="auto takes a GPU if there is one")
     parser.add_argument("--only", default="", metavar="TEXT", help="part of a family's name, such as wan")
     parser.add_argument(
-        "--modes", nargs="+", default=list(_MODES), help='such as 8b, or "8b sparse light" (default: %(default)s)'
+        "--modes", nargs="+", help=f'such as 8b, "8b sparse light" or "8b always" (default: {", ".join(_MODES)})'
     )
+    parser.add_argument("--short", action="store_true", help="time models whose steps are many short calls instead")
     parser.add_argument("--peers", action="store_true", help="also time the attentions of other packages")
-    parser.add_argument("--rounds", type=at_least_1, default=3, help="of timing (default: 3)")
+    parser.add_argument("--rounds", type=at_least_1, help="of timing (default: 3, of short steps 5)")
     parser.add_argument(
         "--time", choices=("real", "tiny", "none"), help="shapes (default: real on a GPU, none without)"
     )
     parser.add_argument("--page", default="families", help="its name (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
-    options.families = [family for family in FAMILIES if options.only.lower() in family.name.lower()]
+    options.modes = options.modes or list(_SHORT_MODES if options.short else _MODES)
+    options.rounds = options.rounds or (5 if options.short else 3)
+    known = SHORT_STEPS if options.short else FAMILIES
+    options.families = [family for family in known if options.only.lower() in family.name.lower()]
     if not options.families:
-        parser.error(f"no family has {options.only!r} in its name: {', '.join(family.name for family in FAMILIES)}")
+        parser.error(f"no family has {options.only!r} in its name: {', '.join(family.name for family in known)}")
     folders = [options.comfyui] if options.comfyui else comfyui_folders()
     if not folders:
         parser.error("there is no ComfyUI in the usual folders: name its folder with --comfyui")

@@ -1,18 +1,26 @@
-"""CPU time of an attention call, from its entry to the driver; no GPU is needed.
+"""CPU time of an attention call, from its entry to the driver: on a GPU, or without one.
 
     python -m lab.measurements.host_times
 
-The calls go to the bundled kernels for Hopper, whose launches a recording driver takes, which is compiled with g++ and
-here records nothing. They are made on CPU tensors, so memory comes from the CPU's allocator. Calls are warm: planned,
-on tensors of one size; those of the node are made in passes of as many calls as Flux has. Run it before and after a
-change, on a quiet machine: a figure is the CPU's time of this process alone, but caches are shared.
+On a GPU: microseconds of the calling thread by the real driver. It runs ahead of the device, whose queue takes all
+calls of a pass. The rows are overrides of ComfyUI's hook: those that only call an attention, and the node with its
+defaults and in other settings.
+
+Without one the calls go to the bundled kernels for Hopper, whose launches a recording driver takes, which is compiled
+with g++ and here records nothing. They are made on CPU tensors, so memory comes from the CPU's allocator, and the time
+is the CPU's of this process alone.
+
+Calls are warm: planned, on tensors of one size, in passes of as many calls as Flux has. Compare before and after a
+change, on a quiet machine, whose caches are shared.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import ctypes
 import os
+import pstats
 import random
 import subprocess
 import sys
@@ -31,18 +39,19 @@ from comfy_sage2 import attention
 from comfy_sage2.backends import launches, self_test
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
-from comfy_sage2.comfyui.session.dispatcher import Dispatcher
-from comfy_sage2.comfyui.session.record import Decision
+from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.comfyui.settings import ALWAYS, Settings
 from comfy_sage2.dispatch import registry
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.timing.measure import ensure_timed
 
 DRIVER = Path(__file__).resolve().parents[2] / "tests" / "packaging" / "native" / "fake_driver.cpp"
 BACKEND = "sm90"
-TOKENS, HEADS, HEAD_DIM = 64, 4, 128
+HEAD_DIM = 128
 CALLS_A_PASS = 57
-CPU = torch.device("cpu")
+
+SIGMAS = [1.0 - step / 20 for step in range(21)]
 
 Run = Callable[[], object]
 
@@ -73,52 +82,106 @@ def kernels_on_cpu_tensors() -> AbstractContextManager[object]:
     return patches
 
 
-def public_call() -> Run:
-    """A pass's number of calls of `attention`."""
-    q, k, v = (torch.randn(1, HEADS, TOKENS, HEAD_DIM).half() for _ in range(3))
+def bare(attend: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """An override that does nothing but call `attend` with q, k and v (B, N, H, D)."""
 
-    def run() -> None:
-        for _ in range(CALLS_A_PASS):
-            attention(q, k, v, mode="8b", backend=BACKEND)
+    def override(
+        func: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **kwargs: Any
+    ) -> torch.Tensor:
+        batch = q.shape[0]
+        q, k, v = (tensor.view(batch, -1, heads, HEAD_DIM) for tensor in (q, k, v))
+        return attend(q, k, v).flatten(2)
 
-    return run
+    return override
 
 
-def node_pass(*, times_calls: bool) -> Run:
-    """A pass of a model with the node as it is added; times_calls: as with a report connected."""
-    session = Session(Dispatcher(Settings(), Decision(BACKEND, AttentionOptions())))
-    override = make_override(session)
-    q, k, v = (torch.randn(1, TOKENS, HEADS * HEAD_DIM).half() for _ in range(3))
+def _quantized(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = attention(q, k, v, options=_OPTIONS)
+    return out
+
+
+def _torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+
+def _cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    out: torch.Tensor = torch._scaled_dot_product_cudnn_attention(q, k, v, None, False)[0]
+    return out.transpose(1, 2)
+
+
+_OPTIONS = AttentionOptions("8b", layout="BNHD")
+
+
+def passes_of(override: Callable[..., torch.Tensor], inputs: tuple[Any, ...], run: Callable[[Run], None]) -> Run:
+    """A pass of calls of `override`, by `run`."""
     options = {"block_index": 3}
 
     def comfyui_attention(*args: Any, **kwargs: Any) -> torch.Tensor:
-        raise AssertionError("the call was left to ComfyUI's attention")
+        return torch.nn.functional.scaled_dot_product_attention(*args[:3])
 
     def model() -> None:
         for _ in range(CALLS_A_PASS):
-            override(comfyui_attention, q, k, v, HEADS, _inside_attn_wrapper=True, transformer_options=options)
+            override(comfyui_attention, *inputs, _inside_attn_wrapper=True, transformer_options=options)
 
-    def run() -> None:
-        session.begin_sampling([1.0, 0.5, 0.0], times_calls=times_calls)
-        model_pass = session.begin_pass(1.0, CPU, {})
-        model_pass.check_at_end = True  # as on a GPU, whose flag is read behind the pass; here nothing is computed
+    return lambda: run(model)
+
+
+def node_pass(settings: Settings, inputs: tuple[Any, ...], *, times_calls: bool = False) -> Run:
+    """A pass of a model with the node; times_calls: as with a report connected."""
+    device = inputs[0].device
+    session = Session(Dispatcher(settings, probe(device, settings), device=device, own_is_torchs=True))
+    steps: list[float] = []
+
+    def run(model: Run) -> None:
+        if not steps:
+            session.begin_sampling(SIGMAS, times_calls=times_calls)
+            steps.extend(SIGMAS[:-1])
+        model_pass = session.begin_pass(steps.pop(0), device, {})
+        model_pass.check_at_end = True  # as on a GPU, whose flag is read behind the pass
         with model_passes.running(session.slot, model_pass):
             model()
         session.end_pass(model_pass)
 
-    return run
+    return passes_of(make_override(session), inputs, run)
 
 
-def time_rounds(runs: dict[str, Run], passes: int, rounds: int) -> dict[str, list[float]]:
-    """Microseconds of this process's CPU time a call, one figure a round; the order is drawn anew in each."""
+def runs_on(device: torch.device, tokens: int, heads: int) -> dict[str, Run]:
+    """What is timed, by name."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.half
+    inputs = (*(torch.randn(1, tokens, heads * HEAD_DIM, device=device, dtype=dtype) for _ in range(3)), heads)
+    always = Settings(mode="8b", when=ALWAYS)
+    runs = {
+        "`attention`, by a bare override": passes_of(bare(_quantized), inputs, lambda model: model()),
+        "the node, 8b always": node_pass(always, inputs),
+        "the node, 8b always, with a report": node_pass(always, inputs, times_calls=True),
+    }
+    if device.type == "cuda":
+        runs |= {
+            "torch's, by a bare override": passes_of(bare(_torchs), inputs, lambda model: model()),
+            "cuDNN's, by a bare override": passes_of(bare(_cudnn), inputs, lambda model: model()),
+            "the node, exact": node_pass(Settings(mode="exact"), inputs),
+            "a new node": node_pass(Settings(), inputs),
+            "a new node with a report": node_pass(Settings(), inputs, times_calls=True),
+        }
+    return runs
+
+
+def time_rounds(runs: dict[str, Run], passes: int, rounds: int, clock: Callable[[], float]) -> dict[str, list[float]]:
+    """Microseconds a call, one figure a round; the order is drawn anew in each."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for warm in [False] + [True] * rounds:
         for name in random.sample(list(runs), len(runs)):
-            started = time.process_time()
+            seconds = 0.0
             for _ in range(passes):
+                started = clock()
                 runs[name]()
+                seconds += clock() - started
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
             if warm:
-                times[name].append((time.process_time() - started) / (passes * CALLS_A_PASS) * 1e6)
+                times[name].append(seconds / (passes * CALLS_A_PASS) * 1e6)
     return times
 
 
@@ -127,20 +190,38 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passes", type=int, default=40, help="passes a round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=9, help="(default: %(default)s)")
+    parser.add_argument("--tokens", type=int, help="of a call (default: 1024 on a GPU, 64 without)")
+    parser.add_argument("--heads", type=int, help="of a call (default: 24 on a GPU, 4 without)")
+    parser.add_argument("--profile", metavar="ROW", help="print what this row calls, by its time, and no table")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad(), kernels_on_cpu_tensors():
-        load_driver(Path(folder))
-        runs = {
-            "`attention`": public_call(),
-            "the node": node_pass(times_calls=False),
-            "the node with a report": node_pass(times_calls=True),
-        }
-        times = time_rounds(runs, options.passes, options.rounds)
+    is_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", 0) if is_gpu else torch.device("cpu")
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad(), ExitStack() as patches:
+        if is_gpu:
+            ensure_timed(device)
+        else:
+            patches.enter_context(kernels_on_cpu_tensors())
+            load_driver(Path(folder))
+        runs = runs_on(device, options.tokens or (1024 if is_gpu else 64), options.heads or (24 if is_gpu else 4))
+        if options.profile is not None:
+            _print_profile(runs[options.profile], options.passes)
+            return 0
+        times = time_rounds(runs, options.passes, options.rounds, time.perf_counter if is_gpu else time.process_time)
     print("| us a call | median | least | most |\n| --- | --- | --- | --- |")
     for name, values in times.items():
         print(f"| {name} | {median(values):.1f} | {min(values):.1f} | {max(values):.1f} |")
     return 0
+
+
+def _print_profile(run: Run, passes: int) -> None:
+    run()
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in range(passes):
+        run()
+    profile.disable()
+    pstats.Stats(profile).sort_stats("tottime").print_stats(40)
 
 
 if __name__ == "__main__":

@@ -17,5 +17,9 @@ def test_every_entry_reaches_the_kernels() -> None:
     command = [sys.executable, "-m", "lab.measurements.host_times", "--passes", "1", "--rounds", "2"]
     text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     rows = re.findall(r"^\| (.+?) \| ([0-9.]+) \|", text, re.MULTILINE)
-    assert [name for name, _ in rows] == ["`attention`", "the node", "the node with a report"]
+    assert [name for name, _ in rows] == [
+        "`attention`, by a bare override",
+        "the node, 8b always",
+        "the node, 8b always, with a report",
+    ]
     assert all(float(median) > 0.0 for _, median in rows)

@@ -270,9 +270,11 @@ def _time_lines(summary: Summary, base: str = FULL_PRECISION) -> list[str]:
     gpus = f", on average over {summary.devices} GPUs" if summary.devices > 1 else ""
     lines = [f"Time: {whole:.2f} s of sampling, {attention:.2f} s ({attention / whole:.0%}) of it attention{gpus}."]
     if summary.timed_calls < summary.calls:
+        unlike = summary.calls_without_time
         lines.append(
             f"{summary.timed_calls} of {summary.calls} calls were timed, in a sample of the steps. Each of the others "
-            "counts as the mean of those of its size and mode."
+            "counts as the mean of those of its size and mode"
+            + (f", but for {unlike} like which none was timed: they do not count." if unlike else ".")
         )
     saved, basis = 0.0, "as it ran"
     if summary.speed is not None:

@@ -135,7 +135,8 @@ class Summary:
         silent_passes: those that made no attention call that could be seen.
         sampling: how far it came.
         timed: whether calls were timed; else the seconds of `shares` are 0.
-        timed_calls: how many. The others have the mean seconds of those of equal work and decision, or none.
+        timed_calls: how many. The others count as the mean of those of equal work and decision.
+        calls_without_time: of these others, those like which none was timed; no seconds have them in.
         skip_speeds: layer -> its calls that skipped key blocks beside those that computed all, where there were both.
     """
 
@@ -154,6 +155,7 @@ class Summary:
     sampling: Sampling = Sampling.NONE
     timed: bool = True
     timed_calls: int = 0
+    calls_without_time: int = 0
     skip_speeds: Mapping[int, SpeedComparison] = field(default_factory=dict)
 
     def layer_name(self, layer: int) -> str:
@@ -211,7 +213,7 @@ class Record:
     times_calls: bool = True
     layer_numbers: LayerNumbers = field(default_factory=LayerNumbers, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)
-    _timed_every: int = 1  # steps
+    _timed_every: int = 1  # of so many steps one is timed
     _runs: bool = False  # a sampling does
     _sampling: Sampling = Sampling.NONE
     _entries: list[_Entry] = field(default_factory=list)
@@ -267,8 +269,11 @@ class Record:
                 self._whole.stop()
 
     def times_step(self, step: int) -> bool:
-        """Whether the calls of `step` are timed: of a long sampling every n-th step, of a short one all."""
-        return self.times_calls and step % self._timed_every == 0
+        """Whether the calls of `step` are timed: of a long sampling two steps in a row of several, of a short one all.
+
+        Two, as sparse calls choose their blocks in every second step, which takes longer.
+        """
+        return self.times_calls and step % (2 * self._timed_every) < 2
 
     def add(self, layer: int, step: int, decision: Decision, timer: Timer, *, work: Hashable | None = None) -> None:
         """Add one attention call whose `timer` is stopped, or NO_TIMER.
@@ -312,7 +317,8 @@ class Record:
         served: list[tuple[Hashable, float]] = []
         comfyui = [(work, timer.seconds()) for work, timer in comparisons]
         by_skip: defaultdict[tuple[int, bool], list[tuple[Hashable, float]]] = defaultdict(list)
-        for (layer, _, decision, _, work), elapsed in zip(entries, _elapsed(entries), strict=True):
+        of_each = _elapsed(entries)
+        for (layer, _, decision, _, work), elapsed in zip(entries, of_each, strict=True):
             if elapsed is None:
                 continue
             seconds[decision] += elapsed
@@ -339,21 +345,27 @@ class Record:
             sampling=sampling,
             timed=timed,
             timed_calls=sum(entry.timer is not NO_TIMER for entry in entries),
+            calls_without_time=of_each.count(None),
         )
 
 
 def _elapsed(entries: Sequence[_Entry]) -> list[float | None]:
-    """The seconds of each call: of one that was not timed, those of calls of equal work and decision; None without."""
-    timed: defaultdict[tuple[Decision, Hashable], list[float]] = defaultdict(list)
+    """The seconds of each call: of one that was not timed, the mean of those of equal work and decision; None without.
+
+    Those of its own layer count, if there are any: how many blocks a sparse call computes depends on the layer.
+    """
+    timed: defaultdict[Hashable, list[float]] = defaultdict(list)
     seconds = [None if entry.timer is NO_TIMER else entry.timer.seconds() for entry in entries]
     for entry, elapsed in zip(entries, seconds, strict=True):
         if elapsed is not None:
             timed[entry.decision, entry.work].append(elapsed)
+            timed[entry.decision, entry.work, entry.layer].append(elapsed)
     usual = {key: fmean(values) for key, values in timed.items()}
-    return [
-        usual.get((entry.decision, entry.work)) if elapsed is None else elapsed
-        for entry, elapsed in zip(entries, seconds, strict=True)
-    ]
+    for place, entry in enumerate(entries):
+        if seconds[place] is None:
+            of_all = usual.get((entry.decision, entry.work))
+            seconds[place] = usual.get((entry.decision, entry.work, entry.layer), of_all)
+    return seconds
 
 
 def _fewer_calls(passes: Sequence[tuple[int, str | None]]) -> dict[str, tuple[int, int]]:

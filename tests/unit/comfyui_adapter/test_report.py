@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.report.text import report, session_report, status
+from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.model_passes import Schedule
 from comfy_sage2.comfyui.session.quality import measure
 from comfy_sage2.comfyui.session.record import Decision, SpeedComparison
@@ -17,7 +19,7 @@ from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
 
-from .calls import SIGMAS, call, node_session, qkv, session_with
+from .calls import SIGMAS, call, node_session, ones, qkv, session_with
 
 CPU = torch.device("cpu")
 BY_KERNEL = Decision("sm90", AttentionOptions())
@@ -181,6 +183,32 @@ def test_what_was_not_timed_has_no_seconds(times_calls: bool) -> None:
     assert ("Attention calls were not timed" in text) is not times_calls
 
 
+def test_a_sample_of_the_steps_is_timed_and_stands_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten calls in each of 24 steps, those of odd layers twice as long; in the last step others, which nobody timed."""
+    steps, layers = 24, 10
+    sigmas = [1.0 - step / steps for step in range(steps + 1)]
+    session = session_with()
+    session.begin_sampling(sigmas)
+    override, model_pass = make_override(session), session.begin_pass(1.0, CPU, {})
+    monkeypatch.setattr(
+        "comfy_sage2.comfyui.session.session.start_timer",
+        lambda device: Watch(1.0 + len(model_pass.calls) % 2),
+    )
+    for step, sigma in enumerate(sigmas[:-1]):
+        model_pass = session.begin_pass(sigma, CPU, {})
+        with model_passes.running(0, model_pass):
+            for layer in range(layers):
+                tensors = qkv(72 if (step, layer) == (steps - 1, 9) else 64)
+                options = {"block_index": layer}
+                override(ones, *tensors, 2, _inside_attn_wrapper=True, transformer_options=options)
+    session.end_sampling()
+    summary = session.record.summary()
+    assert (summary.calls, summary.timed_calls, summary.calls_without_time) == (240, 60, 1)
+    assert sum(share.seconds for share in summary.shares) == pytest.approx(1.5 * 240, abs=2.0)
+    text = report([session])
+    assert "60 of 240 calls were timed" in text and "but for 1 like which none was timed" in text
+
+
 def test_forecast_is_amdahls_law() -> None:
     session = session_of()
     session.begin_sampling([1.0, 0.0])
@@ -271,6 +299,7 @@ def test_events_count_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[Event] = []
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.timer.current_stream", lambda device: -7)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     timer = start_timer(torch.device("cuda", 0))

@@ -69,7 +69,8 @@ class CostModel:
             parts = (solution[:, 0] / sizes).tolist()
             if min(parts) >= 0.0 and error < least - 1e-9:
                 part_of = dict(zip(used, parts, strict=True))
-                best, least = cls(*(part_of.get(term, 0.0) for term in range(4)), tiles), error
+                fixed, per_pair, per_query, per_key = (part_of.get(term, 0.0) for term in range(4))
+                best, least = cls(fixed, per_pair, per_query, per_key, tiles), error
         return best
 
 

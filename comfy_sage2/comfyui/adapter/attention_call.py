@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from typing import Any
@@ -140,7 +140,7 @@ class AttentionCall:
         q, k, v, mask = self.q, self.k, self.v, self.mask
         if not (type(q) is type(k) is type(v) is torch.Tensor and (mask is None or type(mask) is torch.Tensor)):
             return CallForm(self, is_repeatable=False)
-        key = (
+        key: tuple[Any, ...] = (
             q.shape, q.stride(), q.dtype, q.device,
             k.shape, k.stride(), k.dtype, k.device,
             v.shape, v.stride(), v.dtype, v.device,
@@ -319,7 +319,7 @@ class CallForm:
 
 
 # Threads may add and clear at once: a form that is made twice is decided twice.
-_forms: dict[tuple[Hashable, ...], CallForm] = {}
+_forms: dict[tuple[Any, ...], CallForm] = {}
 _MOST_FORMS = 1024
 
 

@@ -17,10 +17,8 @@ change, on a quiet machine, whose caches are shared.
 from __future__ import annotations
 
 import argparse
-import cProfile
 import ctypes
 import os
-import pstats
 import random
 import subprocess
 import sys
@@ -192,7 +190,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=9, help="(default: %(default)s)")
     parser.add_argument("--tokens", type=int, help="of a call (default: 1024 on a GPU, 64 without)")
     parser.add_argument("--heads", type=int, help="of a call (default: 24 on a GPU, 4 without)")
-    parser.add_argument("--profile", metavar="ROW", help="print what this row calls, by its time, and no table")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     is_gpu = torch.cuda.is_available()
@@ -204,24 +201,11 @@ def main(arguments: list[str]) -> int:
             patches.enter_context(kernels_on_cpu_tensors())
             load_driver(Path(folder))
         runs = runs_on(device, options.tokens or (1024 if is_gpu else 64), options.heads or (24 if is_gpu else 4))
-        if options.profile is not None:
-            _print_profile(runs[options.profile], options.passes)
-            return 0
         times = time_rounds(runs, options.passes, options.rounds, time.perf_counter if is_gpu else time.process_time)
     print("| us a call | median | least | most |\n| --- | --- | --- | --- |")
     for name, values in times.items():
         print(f"| {name} | {median(values):.1f} | {min(values):.1f} | {max(values):.1f} |")
     return 0
-
-
-def _print_profile(run: Run, passes: int) -> None:
-    run()
-    profile = cProfile.Profile()
-    profile.enable()
-    for _ in range(passes):
-        run()
-    profile.disable()
-    pstats.Stats(profile).sort_stats("tottime").print_stats(40)
 
 
 if __name__ == "__main__":

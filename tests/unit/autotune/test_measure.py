@@ -214,7 +214,7 @@ def test_what_is_timed_of_each_kind_of_calls(monkeypatch: pytest.MonkeyPatch, wi
     monkeypatch.setattr(measure, "Inputs", lambda device, heads: SimpleNamespace(of=lambda work: (None,) * 4))
     monkeypatch.setattr(candidates, "calls", lambda *tensors: dict.fromkeys(able, print))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(multi_processor_count=8))
-    timed = measure.rounds_on(0, GpuClock())
+    timed, _ = measure.rounds_on(0, GpuClock())
     for is_ordinary in (True, False):
         kinds = {candidate for candidate, work in timed if (work.kind == ORDINARY) == is_ordinary}
         assert kinds == able - ({efficient} if with_flash else set()) - (set() if is_ordinary else {smooth})

@@ -10,6 +10,7 @@ import torch
 import torch.nn.attention.bias
 
 import comfy_sage2
+from comfy_sage2.options import CHOICES
 
 
 def good() -> Any:
@@ -33,6 +34,11 @@ CASES = {
         "head_dim must be from 1 to 256, got 257",
     ),
     "heads": ({"q": torch.randn(2, 6, 10, 16)}, ValueError, r"multiple of that of k and v \(4\), got 6"),
+    "heads in the caller's layout": (
+        {"q": torch.randn(2, 10, 6, 16), "layout": "BNHD"} | {name: torch.randn(2, 10, 4, 16) for name in "kv"},
+        ValueError,
+        r"multiple of that of k and v \(4\), got 6 \(layout BNHD\)",
+    ),
     "fewer q heads": ({"q": torch.randn(2, 2, 10, 16)}, ValueError, r"multiple of that of k and v \(4\), got 2"),
     "empty q": ({"q": torch.randn(2, 4, 0, 16)}, ValueError, "q must not be empty"),
     "no keys": ({name: torch.randn(2, 4, 0, 16) for name in "kv"}, ValueError, "k must not be empty"),
@@ -44,12 +50,15 @@ CASES = {
     ),
     "transposed": ({"q": torch.randn(2, 4, 16, 10).transpose(2, 3)}, ValueError, "q must be contiguous in its last"),
     "mode": ({"mode": "2b"}, ValueError, "mode must be one of '8b', '4b', 'precise', 'exact', 'auto', got '2b'"),
-    "layout": ({"layout": "NHD"}, ValueError, "layout must be one of 'BHND', 'BNHD', got 'NHD'"),
-    "accumulator": ({"pv_accumulator": "fp64"}, ValueError, "pv_accumulator must be one of 'fp32', 'fp16', 'auto'"),
     "backend": ({"backend": "cudnn"}, ValueError, "backend must be one of .*'reference'.* got 'cudnn'"),
     "scale 0": ({"scale": 0.0}, ValueError, "scale must be positive and finite in float32, got 0"),
     "scale nan": ({"scale": math.nan}, ValueError, "scale must be positive and finite in float32, got nan"),
+    "scale beyond float32": ({"scale": 1e39}, ValueError, r"scale must be positive and finite in float32, got 1e\+39"),
+    "scale too long": ({"scale": 10**5000}, ValueError, "finite in float32, got an integer of 16610 bits"),
     "scale text": ({"scale": "1"}, TypeError, "scale must be a number or None, got str"),
+    "scale that no cache holds": ({"scale": [1.0]}, TypeError, "scale must be a number or None, got list"),
+    "smooth_v that no cache holds": ({"smooth_v": {}}, TypeError, "smooth_v must be True or False, got dict"),
+    "return_lse": ({"return_lse": "yes"}, TypeError, "return_lse must be True or False, got str"),
     "mask shape": (
         {"attn_mask": torch.ones(10, 11, dtype=torch.bool)},
         ValueError,
@@ -78,12 +87,6 @@ def test_message(case: Any, call: Any) -> None:
     changes, error, message = CASES[case]
     with pytest.raises(error, match=message):
         call(**(good() | changes))
-
-
-def test_heads_are_counted_in_the_callers_layout() -> None:
-    q, k, v = torch.randn(1, 10, 6, 16), torch.randn(1, 10, 4, 16), torch.randn(1, 10, 4, 16)
-    with pytest.raises(ValueError, match=r"multiple of that of k and v \(4\), got 6 \(layout BNHD\)"):
-        comfy_sage2.attention(q, k, v, layout="BNHD")
 
 
 def test_unknown_options_are_refused() -> None:
@@ -128,20 +131,6 @@ def test_a_wrong_value_that_equals_a_right_one(right: Any, wrong: Any, error: ty
             comfy_sage2.attention(**good(), **wrong)
 
 
-@pytest.mark.parametrize(
-    ("choice", "error", "message"),
-    [
-        ({"scale": [1.0]}, TypeError, "scale must be a number or None, got list"),
-        ({"smooth_v": {}}, TypeError, "smooth_v must be True or False, got dict"),
-        ({"layout": ["BHND"]}, ValueError, "layout must be one of 'BHND', 'BNHD', got"),
-    ],
-    ids=str,
-)
-def test_values_that_no_cache_can_hold(choice: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        comfy_sage2.attention(**good(), **choice)
-
-
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_what_is_no_tensor_is_named_beside_flags_and_gradients(name: str) -> None:
     tensors: dict[str, Any] = {other: tensor.requires_grad_() for other, tensor in good().items()} | {name: [1.0]}
@@ -174,9 +163,9 @@ def test_arguments_of_another_type_are_named(case: str, call: Any, trains: bool)
         call(q, k, v, **arguments)
 
 
-@pytest.mark.parametrize("value", [[], {}, None, 3], ids=str)
-@pytest.mark.parametrize("name", ["mode", "layout", "pv_accumulator"])
-def test_a_choice_that_is_no_text_is_named(name: str, value: object) -> None:
+@pytest.mark.parametrize("value", ["none", [], {}, None, 3], ids=str)
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_that_is_none_of_those_is_named(name: str, value: object) -> None:
     tensors = torch.randn(3, 1, 2, 10, 16).unbind()
     arguments: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match=f"{name} must be one of .*got"):

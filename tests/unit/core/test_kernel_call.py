@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from recorder import BYTES_A_HEAD, STREAM, Recorder, kernel_call, misaligned
+from reference_module import RUN_ARGUMENTS
 from threads import run_in_threads
 
 from comfy_sage2.backends import kernel_call as kernel_call_module
@@ -38,6 +39,48 @@ def run(
 def odd_strides(*shape: int) -> torch.Tensor:
     """Tokens that begin at no multiple of 16 bytes."""
     return torch.randn(*shape[:3], shape[3] + 1).half()[..., : shape[3]]
+
+
+# By the names of csrc/attention_call.h: of q of 4 heads and 300 tokens, k and v of 2 and 513.
+PLAIN = {
+    "batch": 2, "q_heads": 4, "kv_heads": 2, "q_length": 300, "kv_length": 513, "head_dim": 64, "element": 2,
+    "device": -1, "scale": 0.125, "mode": 8, "smooth_v": False, "causal": False, "pv": 0, "pv_accumulator": 32,
+    "rotate": False, "has_lse": False,
+    "q_batch_stride": 4 * 300 * 64, "q_head_stride": 300 * 64, "q_token_stride": 64,
+    "k_batch_stride": 2 * 513 * 64, "k_head_stride": 513 * 64, "k_token_stride": 64,
+    "v_batch_stride": 2 * 513 * 64, "v_head_stride": 513 * 64, "v_token_stride": 64,
+    "out_batch_stride": 4 * 300 * 64, "out_head_stride": 300 * 64, "out_token_stride": 64,
+}  # fmt: skip
+MASK = {"mask_element", "mask_batch_stride", "mask_head_stride", "mask_query_stride", "mask_key_stride"}
+LISTS = {"block_mask_key_blocks", "block_mask_batch_stride", "block_mask_head_stride"}
+
+
+def test_a_plain_call() -> None:
+    module = Recorder()
+    q, k, v = (torch.randn(2, heads, tokens, 64).half() for heads, tokens in ((4, 300), (2, 513), (2, 513)))
+    out, _ = kernel_call(module, q, k, v, rotate="off").run(q, k, v)
+    (plan,), (call,) = module.plans, module.calls
+    assert plan.fields == PLAIN
+    given = {name: call[name] for name in RUN_ARGUMENTS if call[name]}
+    addresses = {name: tensor.data_ptr() for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out))}
+    assert given == {**addresses, "workspace": given["workspace"], "stream": STREAM}
+
+
+def test_options_and_optional_tensors() -> None:
+    module = Recorder()
+    q, k, v = (torch.randn(2, heads, tokens, 20).bfloat16() for heads, tokens in ((4, 300), (2, 513), (2, 513)))
+    options: dict[str, Any] = {"mode": "4b", "smooth_v": True, "is_causal": True, "scale": 0.5, "rotate": "on"}
+    kernel_call(module, q, k, v, **options, pv_accumulator="fp16", return_lse=True)
+    optional = OptionalTensors(torch.zeros(300, 513), BlockMask.full(300, 513, batch=2, heads=4).lists)
+    kernel_call(module, q, k, v, optional, rotate="auto")
+    chosen, with_masks = (plan.fields for plan in module.plans)
+    changed = {name: value for name, value in chosen.items() if value != PLAIN[name] and "stride" not in name}
+    assert chosen.keys() == PLAIN.keys() and changed == {
+        "element": 3, "head_dim": 24, "mode": 4, "smooth_v": True, "causal": True, "scale": 0.5, "rotate": True,
+        "pv_accumulator": 16, "has_lse": True,
+    }  # fmt: skip
+    assert with_masks.keys() == PLAIN.keys() | MASK | LISTS | {"rotate_by_head"}
+    assert with_masks["rotate_by_head"] is True
 
 
 @pytest.mark.parametrize("unreadable", [misaligned, odd_strides])
@@ -86,8 +129,9 @@ def test_an_aligned_call_after_a_misaligned_one_is_not_copied() -> None:
 def test_a_view_of_negative_values_is_copied() -> None:
     """torch keeps the sign as a bit of the tensor, which kernels that get an address do not see."""
     x = torch.randn(1, 2, 16, 64).half()
-    found = readable(torch._neg_view(x))
-    assert readable(x) is x and not found.is_neg() and torch.equal(found, -x) and found.data_ptr() != x.data_ptr()
+    negative = readable(torch._neg_view(x))
+    assert readable(x) is x and not negative.is_neg()
+    assert torch.equal(negative, -x) and negative.data_ptr() != x.data_ptr()
 
 
 def test_views_with_readable_strides_are_not_copied() -> None:
@@ -101,16 +145,6 @@ def test_views_with_readable_strides_are_not_copied() -> None:
         bhnd = out if layout == "BHND" else out.transpose(1, 2)
         assert [call[f"out_{axis}_stride"] for axis in ("batch", "head", "token")] == list(bhnd.stride()[:3])
         assert (call["q_heads"], call["q_length"], call["stream"]) == (4, 90, STREAM)
-
-
-@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
-@pytest.mark.parametrize("head_dim", [20, 64])
-def test_output_has_the_strides_that_its_fake_promises(layout: str, head_dim: int) -> None:
-    """Compiled code reads the output as a contiguous tensor."""
-    q = torch.randn(2, 3, 16, head_dim).half()
-    _, out, _ = run(q, q, q, layout=layout)
-    assert out.shape == q.shape and out.dtype == q.dtype
-    assert out.stride() == torch.empty(q.shape).stride()
 
 
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
@@ -140,13 +174,6 @@ def test_masks_are_read_where_they_are(shape: tuple[int, ...], dtype: torch.dtyp
     assert [call[f"mask_{axis}_stride"] for axis in ("batch", "head", "query", "key")] == wanted
 
 
-def test_a_call_without_optional_tensors_has_none() -> None:
-    q = torch.randn(1, 2, 16, 64).half()
-    call, _, _ = run(q, q, q)
-    assert not [field for field in call if field.startswith(("mask_", "block_mask_"))]
-    assert not any(call[name] for name in ("mask", "block_mask", "invalid_blocks", "nonfinite", "lse"))
-
-
 @pytest.mark.parametrize("flagged", [False, True])
 @pytest.mark.parametrize(("batch", "heads"), [(1, 1), (2, 1), (1, 4), (2, 4)])
 def test_lists_and_their_strides(batch: int, heads: int, flagged: bool) -> None:
@@ -170,18 +197,8 @@ def test_the_flag_of_values_that_are_not_finite() -> None:
     call = kernel_call(module, q, q, q)
     call.run(q, q, q, OptionalTensors(nonfinite=flag))
     call.run(q, q, q)
-    assert [found["nonfinite"] for found in module.calls] == [flag.data_ptr(), 0]
+    assert [run["nonfinite"] for run in module.calls] == [flag.data_ptr(), 0]
     assert len(module.plans) == 1
-
-
-def test_a_module_is_asked_once_for_its_plan() -> None:
-    module = Recorder()
-    tensors = [torch.randn(3, 1, 2, 16, 64).half().unbind() for _ in range(3)]
-    call = kernel_call(module, *tensors[0])
-    outputs = [call.run(*found)[0] for found in tensors]
-    assert len(module.plans) == 1
-    assert [found["v"] for found in module.calls] == [v.data_ptr() for _, _, v in tensors]
-    assert [found["out"] for found in module.calls] == [out.data_ptr() for out in outputs]
 
 
 def test_threads_share_a_call() -> None:
@@ -202,49 +219,34 @@ def test_threads_share_a_call() -> None:
     run_in_threads([partial(work, copies) for copies in (False, True, False, True)])
     assert len(kept) == 4 and len(module.calls) == 80
     for identity, mine in kept.items():
-        calls = [found for found in module.calls if found["thread"] == identity]
-        for found, (own, out) in zip(calls, mine, strict=True):
-            assert found["out"] == out.data_ptr()
-            assert all(torch.equal(found["read"][name], tensor) for name, tensor in zip("qkv", own, strict=True))
+        calls = [run for run in module.calls if run["thread"] == identity]
+        for run, (own, out) in zip(calls, mine, strict=True):
+            assert run["out"] == out.data_ptr()
+            assert all(torch.equal(run["read"][name], tensor) for name, tensor in zip("qkv", own, strict=True))
     outputs = [out.data_ptr() for mine in kept.values() for _, out in mine]
     assert len(set(outputs)) == 80
 
 
-class Refusing(Recorder):
-    def plan(self, **fields: Any) -> Any:
-        raise ValueError("head_dim must be at most 256")
-
-
-def test_a_call_that_the_module_refuses_is_not_made() -> None:
-    q = torch.randn(1, 2, 16, 64).half()
-    with pytest.raises(ValueError, match="head_dim must be at most 256"):
-        kernel_call(Refusing(), q, q, q)
-
-
 def in_parts(
-    monkeypatch: pytest.MonkeyPatch,
-    heads_at_once: int,
-    batch: int,
-    q_heads: int,
-    kv_heads: int,
-    mask: Any,
-    layout: str,
-    block_mask: torch.Tensor | None = None,
+    monkeypatch: pytest.MonkeyPatch, heads_at_once: int, kv_heads: int = 8, mask: Any = None, layout: str = "BHND"
 ) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
-    """The calls of one attention whose workspace is bound to `heads_at_once` heads of q, and its tensors as BHND."""
+    """The calls of one attention of 3 x 8 heads, whose workspace is bound to `heads_at_once`, and its tensors as BHND.
+
+    mask: the shape of an attention mask, whose batch and heads a block mask has too.
+    """
     monkeypatch.setattr(launches, "WORKSPACE_BOUND", heads_at_once * BYTES_A_HEAD + 1)
     module = Recorder()
-    q, k, v = (torch.randn(batch, 40, heads, 64).half().transpose(1, 2) for heads in (q_heads, kv_heads, kv_heads))
-    attn_mask = None if mask is None else torch.ones(*mask, dtype=torch.bool)
-    optional = OptionalTensors(attn_mask, block_mask)
+    q, k, v = (torch.randn(3, 40, heads, 64).half().transpose(1, 2) for heads in (8, kv_heads, kv_heads))
+    tensors, optional = {"q": q, "k": k, "v": v}, NO_TENSORS
+    if mask is not None:
+        tensors["mask"] = torch.ones(*mask, dtype=torch.bool)
+        tensors["block_mask"] = BlockMask.full(40, 40, batch=mask[0], heads=mask[1]).lists
+        optional = OptionalTensors(tensors["mask"], tensors["block_mask"])
     given = (q, k, v) if layout == "BHND" else (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
     call = kernel_call(module, *given, optional, layout=layout, return_lse=True)
     out, lse = call.run(*given, optional)
     assert lse is not None
-    tensors = {"q": q, "k": k, "v": v, "out": out if layout == "BHND" else out.transpose(1, 2), "lse": lse}
-    if attn_mask is not None:
-        tensors["mask"] = attn_mask
-    return module.calls, tensors
+    return module.calls, {**tensors, "out": out if layout == "BHND" else out.transpose(1, 2), "lse": lse}
 
 
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
@@ -266,23 +268,23 @@ def in_parts(
 def test_large_calls_are_computed_in_parts(
     monkeypatch: pytest.MonkeyPatch, heads_at_once: int, kv_heads: int, wanted: list[Any], mask: Any, layout: str
 ) -> None:
-    found, tensors = in_parts(monkeypatch, heads_at_once, 3, 8, kv_heads, mask, layout)
-    assert [(call["batch"], call["q_heads"]) for call in found] == wanted
+    calls, tensors = in_parts(monkeypatch, heads_at_once, kv_heads, mask, layout)
+    assert [(call["batch"], call["q_heads"]) for call in calls] == wanted
     group = 8 // kv_heads
     entry = head = 0
-    for call in found:
+    for call in calls:
         assert call["kv_heads"] * group == call["q_heads"]
         for name, heads in (("q", head), ("k", head // group), ("v", head // group), ("out", head)):
             assert call[name] == tensors[name][entry, heads].data_ptr()
             steps = [call[f"{name}_{axis}_stride"] for axis in ("batch", "head", "token")]
             assert steps == list(tensors[name].stride()[:3])
         assert call["lse"] == tensors["lse"][entry, head].data_ptr()
-        if mask is not None:
-            place = tensors["mask"][entry if mask[0] > 1 else 0, head if mask[1] > 1 else 0]
-            assert call["mask"] == place.data_ptr()
-            assert call["mask_batch_stride"] == (0 if mask[0] == 1 else tensors["mask"].stride(0))
-            assert call["mask_head_stride"] == (0 if mask[1] == 1 else tensors["mask"].stride(1))
-        assert call["workspace"] == found[0]["workspace"] and call["stream"] == STREAM
+        for name in ("mask", "block_mask") if mask is not None else ():
+            place = tensors[name][entry if mask[0] > 1 else 0, head if mask[1] > 1 else 0]
+            assert call[name] == place.data_ptr()
+            assert call[f"{name}_batch_stride"] == (0 if mask[0] == 1 else tensors[name].stride(0))
+            assert call[f"{name}_head_stride"] == (0 if mask[1] == 1 else tensors[name].stride(1))
+        assert call["workspace"] == calls[0]["workspace"] and call["stream"] == STREAM
         head += call["q_heads"]
         if head == 8:
             entry, head = entry + call["batch"], 0
@@ -300,28 +302,9 @@ def test_parts_share_the_scratch_of_the_largest(monkeypatch: pytest.MonkeyPatch,
         return empty(*shape, **rest)
 
     monkeypatch.setattr(torch, "empty", watched)
-    found, _ = in_parts(monkeypatch, heads_at_once, 3, 8, 8, None, "BHND")
-    assert sizes == [BYTES_A_HEAD * max(call["batch"] * call["q_heads"] for call in found)]
+    calls, _ = in_parts(monkeypatch, heads_at_once)
+    assert sizes == [BYTES_A_HEAD * max(call["batch"] * call["q_heads"] for call in calls)]
     assert sizes[0] <= BYTES_A_HEAD * heads_at_once
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 8), (3, 8)], ids=str)
-@pytest.mark.parametrize(("heads_at_once", "wanted"), [(3, [(1, 3), (1, 3), (1, 2)] * 3), (17, [(2, 8), (1, 8)])])
-def test_parts_have_their_lists(
-    monkeypatch: pytest.MonkeyPatch, heads_at_once: int, wanted: list[Any], shape: tuple[int, int]
-) -> None:
-    lists = BlockMask.full(40, 40, batch=shape[0], heads=shape[1]).lists
-    found, _ = in_parts(monkeypatch, heads_at_once, 3, 8, 8, None, "BHND", lists)
-    assert [(call["batch"], call["q_heads"]) for call in found] == wanted
-    entry = head = 0
-    for call in found:
-        place = lists[entry if shape[0] > 1 else 0, head if shape[1] > 1 else 0]
-        assert call["block_mask"] == place.data_ptr()
-        assert call["block_mask_head_stride"] == (0 if shape[1] == 1 else lists.stride(1))
-        assert call["block_mask_batch_stride"] == (0 if shape[0] == 1 else lists.stride(0))
-        head += call["q_heads"]
-        if head == 8:
-            entry, head = entry + call["batch"], 0
 
 
 def test_parts_of_copies_lie_in_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:

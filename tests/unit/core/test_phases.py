@@ -10,15 +10,9 @@ import torch
 from recorder import kernel_call
 from reference_module import ReferenceModule
 
-from comfy_sage2.attention import attention
 from comfy_sage2.backends import launches
-from comfy_sage2.backends.base import Backend, BoundCall
 from comfy_sage2.backends.module_plan import ATTENTION, PREQUANTIZATION
-from comfy_sage2.call.signature import CallSignature, Routing
-from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
-from comfy_sage2.dispatch import registry
-from comfy_sage2.dispatch.plan import CallPlan, Refusal, plan
-from comfy_sage2.options import AttentionOptions
+from comfy_sage2.call.tensors import OptionalTensors
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -144,77 +138,3 @@ def test_a_call_in_parts_has_no_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     module = Phased()
     assert begin(module, inputs()) is None
     assert not module.enqueued
-
-
-class TwosCall(BoundCall):
-    def __init__(self, backend: Twos) -> None:
-        self._backend = backend
-
-    def run(self, q: Any, k: Any, v: Any, optional: OptionalTensors = NO_TENSORS) -> Any:
-        raise AssertionError("a call that was begun is not run")
-
-    def prequantize(self, q: Any, k: Any, v: Any, optional: OptionalTensors = NO_TENSORS) -> Any:
-        self._backend.given.append((q, k, v, optional))
-        shape = q.shape
-        return lambda: (torch.full(shape, 2.0), None)
-
-
-class Twos(Backend):
-    """Begins every call, and keeps what it was asked and given."""
-
-    name = "twos"
-    accelerated = True
-
-    def __init__(self) -> None:
-        self.asked: list[CallSignature] = []
-        self.given: list[tuple[Any, Any, Any, OptionalTensors]] = []
-
-    def bind(self, signature: CallSignature) -> BoundCall:
-        self.asked.append(signature)
-        return TwosCall(self)
-
-
-def test_a_plan_hands_on_the_tensors_in_the_callers_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    twos = Twos()
-    monkeypatch.setattr(registry, "BACKENDS", (twos, registry.get("reference")))
-    q = torch.randn(1, 40, 3, 64)
-    optional = OptionalTensors(torch.ones(40, 40, dtype=torch.bool), nonfinite=torch.zeros(1, dtype=torch.int32))
-    found = plan(CallSignature.of(q, q, q, AttentionOptions(layout="BNHD"), optional))
-    assert isinstance(found, CallPlan)
-    attend = found.prequantize(q, q, q, optional)
-    assert attend is not None
-    out, lse = attend()
-    assert out.shape == (1, 40, 3, 64) and lse is None
-    (signature,) = twos.asked
-    assert (signature.q_heads, signature.q_length, signature.mask_shape) == (3, 40, (1, 1, 40, 40))
-    ((*tensors, given),) = twos.given
-    assert all(tensor is q for tensor in tensors) and given is optional
-
-
-def test_a_backend_without_phases_begins_nothing() -> None:
-    q, k, v = inputs()
-    found = plan(CallSignature.of(q, k, v, AttentionOptions(), routing=Routing("reference")))
-    assert isinstance(found, CallPlan)
-    assert found.prequantize(q, k, v) is None
-
-
-@pytest.mark.parametrize(
-    ("change", "attn_mask", "backend"),
-    [
-        (lambda q, k, v: (q, k[:, :, :8], v), None, None),
-        (lambda q, k, v: (q, k.float(), v), None, None),
-        (lambda q, k, v: (q, k, v), torch.ones(3, 3, dtype=torch.bool), None),
-        (lambda q, k, v: (q, k, v), None, "sm90"),
-        (lambda q, k, v: (q, k, v), None, "none"),
-    ],
-)
-def test_bad_input_is_refused_with_the_errors_of_attention(change: Any, attn_mask: Any, backend: str | None) -> None:
-    q, k, v = change(*inputs())
-    with pytest.raises((TypeError, ValueError)) as expected:
-        attention(q, k, v, attn_mask=attn_mask, backend=backend)
-    found = plan(CallSignature.of(q, k, v, AttentionOptions(), OptionalTensors(attn_mask), routing=Routing(backend)))
-    assert isinstance(found, Refusal)
-    assert (found.error, found.text) == (type(expected.value), str(expected.value))
-    with pytest.raises(type(expected.value)) as thrown:
-        found.throw()
-    assert str(thrown.value) == str(expected.value)

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 from covering import deselect_most_of_full_products
+from declared_modules import declared_module
+
+from comfy_sage2.backends import self_test
+from comfy_sage2.kernels import loader
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -15,3 +19,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def always_fresh(fresh_seed: int) -> int:
     return fresh_seed
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel modules that csrc/architectures.json declares, of which all pass their self-test."""
+    monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
+    monkeypatch.setattr(loader, "load", declared_module)
+    monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)

@@ -6,13 +6,8 @@ import math
 
 import pytest
 import torch
-from declared_modules import declared_module
-from pretended_gpu import on_gpu
 
 import comfy_sage2
-from comfy_sage2.backends import self_test
-from comfy_sage2.backends.kernels import KERNELS, KernelBackend
-from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
 from comfy_sage2.reference.attention import reference_attention
@@ -70,20 +65,3 @@ def test_smooth_v_changes_nothing() -> None:
     q, k, v = (torch.randn(1, 2, 100, 64) for _ in range(3))
     plain = comfy_sage2.attention(q, k, v + 5, mode="precise")
     assert torch.equal(plain, comfy_sage2.attention(q, k, v + 5, mode="precise", smooth_v=True))
-
-
-@pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.name)
-def test_what_a_backend_lacks_is_its_reason(kernels: KernelBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
-    monkeypatch.setattr(loader, "load", declared_module)
-    monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)
-
-    def reason(dtype: torch.dtype = torch.bfloat16, *, pv_accumulator: str = "fp32", pv: str = "auto") -> str | None:
-        options = AttentionOptions("precise", pv_accumulator=pv_accumulator, pv=pv)
-        return kernels.reason_against(on_gpu(kernels.capabilities[0], options, dtype=dtype))
-
-    assert reason() is None
-    assert reason(torch.float32) == ("[SA-206] mode precise takes float16 and bfloat16 tensors, got torch.float32")
-    assert (reason(pv_accumulator="fp16") is None) == ("fp16" in declared_module(kernels.name).pv_accumulators)
-    assert reason(pv="fp16") is None
-    assert reason(pv="int8") == "[SA-206] pv must be auto or fp16 here, got int8"

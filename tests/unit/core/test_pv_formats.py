@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from declared_modules import declared_module
 from pretended_gpu import on_gpu
 
 from comfy_sage2 import UnsupportedError, attention
@@ -17,7 +16,6 @@ from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.call.call_site import label
 from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.dispatch import registry
-from comfy_sage2.kernels import loader
 from comfy_sage2.options import CHOICES, AttentionOptions
 
 SM90, SM89, SM120, SM80 = KERNELS
@@ -34,12 +32,8 @@ def signature(capability: tuple[int, int], *, of_gpu: str | None = None, **choic
 
 
 @pytest.fixture(autouse=True)
-def modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that csrc/architectures.json declares, of which all pass their self-test."""
+def two_gpus(monkeypatch: pytest.MonkeyPatch, modules: None) -> None:
     monkeypatch.setattr(accumulators, "_of_device", lambda device: GEFORCE if device == GPUS[GEFORCE] else "fp32")
-    monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
-    monkeypatch.setattr(loader, "load", declared_module)
-    monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)
 
 
 def text_of(value: object) -> str:
@@ -68,18 +62,9 @@ CASES = [
 def test_what_serves_a_call(backend: Any, choices: dict[str, Any], expected: tuple[str, str]) -> None:
     call = signature(backend.capabilities[0], **choices)
     assert backend.reason_against(call) is None
-    found = backend.settled(call)
-    assert (found.options.pv, found.options.pv_accumulator) == expected
-    assert backend.settled(found) == found
-
-
-def test_what_a_module_lacks_is_refused() -> None:
-    for backend, choices, reason in (
-        (SM80, {"pv": "fp8"}, "pv must be auto or int8 or fp16 here, got fp8"),
-        (SM90, {"pv": "int8"}, "pv must be auto or fp8 here, got int8"),
-        (SM80, {"pv": "int8", "pv_accumulator": "fp16"}, "pv_accumulator must be fp32 here, got fp16"),
-    ):
-        assert backend.reason_against(signature(backend.capabilities[0], **choices)) == f"[SA-206] {reason}"
+    settled = backend.settled(call)
+    assert (settled.options.pv, settled.options.pv_accumulator) == expected
+    assert backend.settled(settled) == settled
 
 
 def test_the_reference_computes_no_product_that_no_kernel_has(fresh_seed: int) -> None:
@@ -113,8 +98,8 @@ def test_another_format_serves_where_one_fails_its_test(monkeypatch: pytest.Monk
     monkeypatch.setattr(self_test, "_results", {("sm80", 0): result, ("sm80", 1): result})
     call = signature((8, 6), of_gpu=GEFORCE)
     assert SM80.reason_against(call) is None
-    found = SM80.settled(call).options
-    assert (found.pv, found.pv_accumulator) == ("fp16", "fp16")
+    options = SM80.settled(call).options
+    assert (options.pv, options.pv_accumulator) == ("fp16", "fp16")
     assert SM80.reason_against(signature((8, 6), pv="int8")) == "[SA-113] wrong"
 
 

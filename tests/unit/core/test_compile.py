@@ -1,4 +1,4 @@
-"""The call is one node to torch.compile: no graph break, right strides, dynamic shapes."""
+"""The call is one node to torch.compile: no graph break, right strides, dynamic shapes, flags that are written."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from random_blocks import FLAG, LISTS, inputs, random_lists
 
 import comfy_sage2
+from comfy_sage2 import BlockMask
+from comfy_sage2.call.tensors import OptionalTensors
 from comfy_sage2.dispatch.operators import _attention_op, _writing_attention_op
 from comfy_sage2.options import AttentionOptions
 
@@ -73,13 +76,22 @@ def test_bad_input_is_still_refused() -> None:
 
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
 @pytest.mark.parametrize("return_lse", [False, True])
-def test_fake_output_agrees_with_the_real_one(layout: str, return_lse: bool) -> None:
-    q, k, v = (torch.randn(2, 4, 30, 16).half() for _ in range(3))
+@pytest.mark.parametrize("listed", [False, True])
+def test_fake_output_agrees_with_the_real_one(layout: str, return_lse: bool, listed: bool) -> None:
+    q, k, v = (torch.randn(1, 2, 150, 16).half() for _ in range(3))
+    lists = random_lists(q, k).lists if listed else None
+    if layout == "BNHD":
+        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
     choices = AttentionOptions(is_causal=True, layout=layout, return_lse=return_lse).values()
-    arguments = (q, k, v, None, None, None, None, None, *choices)
-    torch.library.opcheck(_attention_op, arguments, test_utils=("test_schema", "test_faketensor"))
-    writing = (q, k, v, None, None, torch.zeros(1, dtype=torch.int32), None, None, *choices)
-    torch.library.opcheck(_writing_attention_op, writing, test_utils=("test_schema", "test_faketensor"))
+    tests = ("test_schema", "test_faketensor")
+    optional = OptionalTensors(block_mask=lists)
+    torch.library.opcheck(_attention_op, (q, k, v, *optional, None, *choices), test_utils=tests)
+    written = [{"nonfinite": FLAG.clone()}]
+    if listed:
+        written += [{"invalid_blocks": FLAG.clone()}, {"nonfinite": FLAG.clone(), "invalid_blocks": FLAG.clone()}]
+    for flags in written:
+        arguments = (q, k, v, *optional._replace(**flags), None, *choices)
+        torch.library.opcheck(_writing_attention_op, arguments, test_utils=tests)
 
 
 def test_compiled_call_notes_what_is_not_finite() -> None:
@@ -95,3 +107,39 @@ def test_compiled_call_notes_what_is_not_finite() -> None:
     q[0, 0, 3] = float("nan")
     compiled(q, flag)
     assert flag.item() == 1
+
+
+def test_a_call_with_a_block_mask() -> None:
+    q, k, v = inputs()
+    lists = random_lists(q, k)
+
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_mask: BlockMask) -> torch.Tensor:
+        return comfy_sage2.attention(q * 1.5, k, v, block_mask=block_mask) + 1
+
+    def model_of_lists(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lists: torch.Tensor) -> torch.Tensor:
+        return model(q, k, v, BlockMask(lists))
+
+    expected = model(q, k, v, lists)
+    assert not torch.allclose(expected, comfy_sage2.attention(q * 1.5, k, v) + 1)
+    for function, given in ((model, lists), (model_of_lists, lists.lists)):
+        compiled: Any = torch.compile(function, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(q, k, v, given), expected)
+    changed = random_lists(q, k)
+    torch.testing.assert_close(compiled(q, k, v, changed.lists), model(q, k, v, changed))
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_compiled_call_notes_invalid_entries(checked: bool) -> None:
+    q, k, v = inputs()
+
+    def model(q: torch.Tensor, lists: torch.Tensor, flag: torch.Tensor, nonfinite: torch.Tensor) -> torch.Tensor:
+        blocks = BlockMask(lists, flag)
+        return comfy_sage2.attention(q, k, v, block_mask=blocks, nonfinite=nonfinite if checked else None) + 1
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    lists = LISTS.lists.clone()
+    for wrong in (0, 1):
+        lists[0, 0, 0, 3] = wrong  # block 1 is there before
+        flag, nonfinite = torch.zeros(2, 1, dtype=torch.int32)
+        torch.testing.assert_close(compiled(q, lists, flag, nonfinite), model(q, lists, FLAG.clone(), nonfinite))
+        assert (flag.item(), nonfinite.item()) == (wrong, 0)

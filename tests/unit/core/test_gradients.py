@@ -9,7 +9,6 @@ import torch
 from torch.autograd import forward_ad
 
 import comfy_sage2
-from comfy_sage2.dispatch.operators import needs_derivative
 from comfy_sage2.sparsity import levels
 
 pytestmark = pytest.mark.torch_api
@@ -52,17 +51,10 @@ def test_backward_raises_through_each_output_for_each_input(name: str, through: 
 def test_forward_mode_raises(name: str) -> None:
     tensors = arguments()
     with forward_ad.dual_level():
+        comfy_sage2.attention(**tensors)  # tangents of others are no concern of it
         tensors[name] = forward_ad.make_dual(tensors[name], torch.randn_like(tensors[name]))
         with pytest.raises(RuntimeError, match=NO_TANGENT):
             comfy_sage2.attention(**tensors)
-
-
-def test_forward_mode_of_other_tensors_asks_for_nothing() -> None:
-    tensors = arguments()
-    with forward_ad.dual_level():
-        other = forward_ad.make_dual(torch.ones(3), torch.ones(3))
-        assert not needs_derivative(*tensors.values())
-        assert needs_derivative(tensors["q"], other)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ Each takes q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D) of any float dtype and the
 attn_mask of `reference_attention`, and returns out (B, Hq, Nq, D) float32 and the natural log-sum-exp (B, Hq, Nq).
 """
 
-from comfy_sage2.reference.exact import exact_attention
-
 from .flash_attention3_fp8 import flash_attention3_fp8
 from .hadamard import hadamard_attention
 from .sage_attention1 import sage_attention1
@@ -21,7 +19,6 @@ BASELINES = {
 
 __all__ = [
     "BASELINES",
-    "exact_attention",
     "flash_attention3_fp8",
     "hadamard_attention",
     "sage_attention1",

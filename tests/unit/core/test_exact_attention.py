@@ -1,16 +1,14 @@
-"""The truth that others are measured against is itself compared with torch's own attention in float64."""
+"""The truth that others are measured against, which goes in parts, is itself compared with the whole definition."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
+from attention_oracle import oracle
 
 from comfy_sage2.reference import exact
-from comfy_sage2.reference.active_blocks import mask_skipped_blocks_
 from comfy_sage2.reference.exact import exact_attention
 
 pytestmark = pytest.mark.usefixtures("fresh_seed")
@@ -46,28 +44,11 @@ def masked(kind: str, size: tuple[int, ...]) -> torch.Tensor | None:
     return mask
 
 
-def wanted(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output by torch's own attention, and the LSE of the whole matrix of scores."""
-    q, k, v = q.double(), k.double(), v.double()
-    repeats = q.shape[1] // k.shape[1]
-    bias = torch.zeros(q.shape[2], k.shape[2], dtype=torch.float64)
-    if mask is not None:
-        bias = torch.zeros(mask.shape, dtype=torch.float64) + (mask.log() if mask.dtype == torch.bool else mask)
-    if is_causal:
-        bias = bias + torch.full((q.shape[2], k.shape[2]), -math.inf, dtype=torch.float64).triu(1)
-    out = F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=repeats > 1)
-    heads = torch.arange(q.shape[1]) // repeats
-    scores = torch.einsum("bhqd,bhkd->bhqk", q, k[:, heads]) * (scale or q.shape[3] ** -0.5)
-    return out, (scores + bias).logsumexp(-1)
-
-
 def check(size: tuple[int, ...], is_causal: bool, mask: str) -> None:
     q, k, v = inputs(size, torch.float32)
     given = masked(mask, size)
     scale = None if mask == "none" else 0.3
-    expected, expected_lse = wanted(q, k, v, given, is_causal, scale)
+    expected, expected_lse = oracle(q, k, v, attn_mask=given, is_causal=is_causal, scale=scale)
     out, lse = exact_attention(q, k, v, scale=scale, is_causal=is_causal, attn_mask=given)
     assert out.dtype == lse.dtype == torch.float64
     torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
@@ -90,30 +71,15 @@ def test_more_scores_than_one_part_has(is_causal: bool, mask: str) -> None:
     check(LARGE, is_causal, mask)
 
 
-def test_the_sizes_are_of_several_parts() -> None:
-    """By what the cases above are for, should a part ever have more scores."""
-    assert math.prod(LARGE) // LARGE[2] > exact._TILE_SCORES
-    assert sum(b * h * queries * keys > 2 * SMALL_PART for b, h, _, queries, keys in SIZES) == 4
-
-
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_blocks_of_several_parts(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, skip = list[int](), mask_skipped_blocks_
-
-    def skipped(scores: torch.Tensor, *places: Any) -> torch.Tensor:
-        sizes.append(scores.numel())
-        return skip(scores, *places)
-
     monkeypatch.setattr(exact, "_TILE_SCORES", 1 << 16)
-    monkeypatch.setattr(exact, "mask_skipped_blocks_", skipped)
-    size = (1, 2, 1, 400, 500)
-    q, k, v = inputs(size, torch.float32)
+    q, k, v = inputs((1, 2, 1, 400, 500), torch.float32)
     active = torch.rand(1, 2, math.ceil(400 / BLOCK), math.ceil(500 / BLOCK)) < 0.5
     active[..., 0] = True
     dense = active.repeat_interleave(BLOCK, 2)[:, :, :400].repeat_interleave(BLOCK, 3)[..., :500]
-    expected, expected_lse = wanted(q, k, v, dense, is_causal, None)
+    expected, expected_lse = oracle(q, k, v, attn_mask=dense, is_causal=is_causal)
     out, lse = exact_attention(q, k, v, is_causal=is_causal, active_blocks=active)
-    assert len(sizes) == 7 and max(sizes) <= 1 << 16
     torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(lse, expected_lse, rtol=1e-9, atol=1e-9)
 
@@ -122,7 +88,7 @@ def test_blocks_of_several_parts(is_causal: bool, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("autocast", [False, True])
 def test_inputs_of_16_bits_are_not_rounded_further(dtype: torch.dtype, autocast: bool) -> None:
     q, k, v = inputs((1, 2, 1, 300, 400), dtype)
-    expected, expected_lse = wanted(q, k, v, None, True, None)
+    expected, expected_lse = oracle(q, k, v, is_causal=True)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         out, lse = exact_attention(q, k, v, is_causal=True)
         single, _ = exact_attention(q, k, v, is_causal=True, dtype=torch.float32)
@@ -140,7 +106,6 @@ def test_rows_without_keys_in_each_part(monkeypatch: pytest.MonkeyPatch) -> None
     mask[:, :, closed] = False
     out, lse = exact_attention(q, k, v, attn_mask=mask)
     assert not out[:, :, closed].any() and (lse[:, :, closed] == -math.inf).all()
-    others = [row for row in range(150) if row not in closed]
-    expected, expected_lse = wanted(q[:, :, others], k, v, None, False, None)
-    torch.testing.assert_close(out[:, :, others], expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(lse[:, :, others], expected_lse, rtol=1e-9, atol=1e-9)
+    expected, expected_lse = oracle(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-9, atol=1e-9)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention_oracle import oracle
 
 from comfy_sage2 import BlockMask, Sparse, UnsupportedError, attention
 from comfy_sage2.call.tensors import OptionalTensors
@@ -37,14 +38,9 @@ def local(seed: int, head_dim: int = 64) -> tuple[torch.Tensor, torch.Tensor, to
     return q, k, torch.randn(1, KV_HEADS, TOKENS, head_dim, generator=generator)
 
 
-def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tensor | None = None) -> torch.Tensor:
-    k, v = (tensor.double().repeat_interleave(HEADS // KV_HEADS, dim=1) for tensor in (k, v))
-    scores = q.double() @ k.mT / math.sqrt(q.shape[3])
-    if active is not None:
-        tokens = active.repeat_interleave(128, 2)[:, :, :TOKENS].repeat_interleave(128, 3)[..., :TOKENS]
-        scores = scores.masked_fill(~tokens, -math.inf)
-    out: torch.Tensor = scores.softmax(dim=3) @ v
-    return out
+def tokens_of(active: torch.Tensor) -> torch.Tensor:
+    """The mask of tokens that active blocks are."""
+    return active.repeat_interleave(128, 2)[:, :, :TOKENS].repeat_interleave(128, 3)[..., :TOKENS]
 
 
 def relative(out: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
@@ -63,10 +59,13 @@ def test_a_share_computes_the_most_probable_blocks(fresh_seed: int, mode: str, l
         for row in range(scores.shape[2]):
             active[0, head, row, scores[0, head, row].topk(2).indices] = True
     inputs = [tensor.transpose(1, 2).contiguous() for tensor in (q, k, v)] if layout == "BNHD" else [q, k, v]
-    found = attention(*inputs, mode=mode, layout=layout, sparse=Sparse(share=0.25), backend="reference")
+    out = attention(*inputs, mode=mode, layout=layout, sparse=Sparse(share=0.25), backend="reference")
     expected = attention(q, k, v, mode=mode, block_mask=BlockMask.from_dense(active), backend="reference")
-    assert torch.equal(found if layout == "BHND" else found.transpose(1, 2), expected)
-    assert relative(expected, exact(q, k, v, active)).max() < {"8b": 0.06, "4b": 0.4, "precise": 0.04}[mode]
+    assert torch.equal(out if layout == "BHND" else out.transpose(1, 2), expected)
+    assert (
+        relative(expected, oracle(q, k, v, attn_mask=tokens_of(active))[0]).max()
+        < {"8b": 0.06, "4b": 0.4, "precise": 0.04}[mode]
+    )
 
 
 @pytest.mark.parametrize("bound", [0.02, 0.05, 0.1])
@@ -76,7 +75,7 @@ def test_heads_stay_within_the_bound(fresh_seed: int, bound: float) -> None:
     mask = Sparse(bound=bound).block_mask(q, k, v, options, OptionalTensors())
     assert mask is not None
     active = mask.to_dense()
-    error = relative(exact(q, k, v, active), exact(q, k, v))
+    error = relative(oracle(q, k, v, attn_mask=tokens_of(active))[0], oracle(q, k, v)[0])
     assert error.mean() <= bound and error.max() <= 3 * bound
     assert active[:, 0].float().mean() < active[:, 3].float().mean()
 
@@ -116,7 +115,7 @@ def with_means(
     def means(x: torch.Tensor, tokens: int) -> torch.Tensor:
         return torch.cat([part.mean(2, keepdim=True).expand_as(part) for part in x.split(tokens, dim=2)], dim=2)
 
-    tokens = active.repeat_interleave(128, 2)[:, :, :TOKENS].repeat_interleave(128, 3)[..., :TOKENS]
+    tokens = tokens_of(active)
     pooled = (means(q, 16) @ means(k - center, 128).mT + q @ center.mT) * scale
     scores = (q @ k.mT * scale).where(tokens, pooled)
     p = scores.softmax(dim=3)
@@ -142,7 +141,7 @@ def test_the_other_blocks_take_part_by_their_means(fresh_seed: int, mode: str, l
     assert relative(out, expected).max() < 0.15 and relative(out, expected)[0, 3] < 0.02
     assert (lse - expected_lse)[:, 3].abs().max() < 0.05
     without = attention(q, k, v, mode=mode, sparse=replace(sparse, tail=False), backend="reference")
-    truth = exact(q, k, v)
+    truth, _ = oracle(q, k, v)
     assert relative(out, truth)[0, 3] < 0.5 * relative(without, truth)[0, 3]  # the head that sees everything a little
 
 
@@ -182,8 +181,7 @@ def test_a_padding_mask_hides_keys_of_sparse_calls_too(fresh_seed: int) -> None:
 
 def padded(seed: int, kind: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `local`, for two prompts of 900 and 333 tokens, with a mask; behind them lie the loudest keys of all."""
-    (q, k, v), others = local(seed), local(seed + 1)
-    q, k, v = (torch.cat(both) for both in zip((q, k, v), others, strict=True))
+    q, k, v = (torch.cat(both) for both in zip(local(seed), local(seed + 1), strict=True))
     shown = torch.arange(TOKENS) < torch.tensor([900, 333])[:, None, None, None]
     of_kv = shown.mT
     k = torch.where(of_kv, k, 50 * q.mean(dim=(1, 2), keepdim=True))
@@ -196,24 +194,16 @@ def padded(seed: int, kind: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     return q, k, v, bias.masked_fill(~shown, -math.inf)
 
 
-def exact_with(mask: torch.Tensor, *qkv: torch.Tensor) -> torch.Tensor:
-    q, k, v = (tensor.double() for tensor in qkv)
-    k, v = (tensor.repeat_interleave(HEADS // KV_HEADS, dim=1) for tensor in (k, v))
-    bias = torch.zeros(mask.shape).masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else mask
-    out: torch.Tensor = (q @ k.mT / math.sqrt(q.shape[3]) + bias).softmax(dim=3) @ v
-    return out
-
-
 @pytest.mark.parametrize(("kind", "bound"), [("bool", 0.02), ("additive", 0.1), ("of heads", 0.05)])
 def test_heads_with_a_padding_mask_stay_within_the_bound(fresh_seed: int, bound: float, kind: str) -> None:
     q, k, v, mask = padded(fresh_seed, kind)
-    found = Sparse(bound=bound).block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
-    assert found is not None
-    active = found.to_dense()
+    blocks = Sparse(bound=bound).block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
+    assert blocks is not None
+    active = blocks.to_dense()
     assert active.float().mean() < 0.8
-    tokens = active.repeat_interleave(128, 2)[:, :, :TOKENS].repeat_interleave(128, 3)[..., :TOKENS]
+    tokens = tokens_of(active)
     left = mask & tokens if mask.dtype == torch.bool else mask.expand(tokens.shape).masked_fill(~tokens, -math.inf)
-    error = relative(exact_with(left, q, k, v), exact_with(mask, q, k, v))
+    error = relative(oracle(q, k, v, attn_mask=left)[0], oracle(q, k, v, attn_mask=mask)[0])
     assert error.mean() <= bound and error.max() <= 3 * bound
 
 
@@ -221,16 +211,16 @@ def test_heads_with_a_padding_mask_stay_within_the_bound(fresh_seed: int, bound:
 def test_each_block_of_queries_keeps_keys_within_a_bound(kind: str, seed: int) -> None:
     """Inputs of which one block had none: its rows were zeros, and the head's mean error still within the bound."""
     q, k, v, mask = padded(seed, kind)
-    found = Sparse(bound=0.1).block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
-    assert found is not None and found.to_dense()[1].any(dim=2).all()
+    blocks = Sparse(bound=0.1).block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
+    assert blocks is not None and blocks.to_dense()[1].any(dim=2).all()
 
 
 @pytest.mark.parametrize("kind", ["bool", "additive", "of heads"])
 def test_blocks_of_hidden_keys_are_no_part_of_a_share(fresh_seed: int, kind: str) -> None:
     q, k, v, mask = padded(fresh_seed, kind)
-    found = Sparse(share=0.25).block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
-    assert found is not None
-    active = found.to_dense()
+    blocks = Sparse(share=0.25).block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
+    assert blocks is not None
+    active = blocks.to_dense()
     assert (active.sum(dim=3) == 2).all()
     assert active[0, ..., :8].sum() == active[0].sum() and not active[1, ..., 3:].any()
 
@@ -238,13 +228,13 @@ def test_blocks_of_hidden_keys_are_no_part_of_a_share(fresh_seed: int, kind: str
 @pytest.mark.parametrize("sparse", [Sparse(share=0.25), Sparse(bound=0.1)], ids=["share", "bound"])
 def test_what_lies_in_hidden_keys_changes_no_blocks(fresh_seed: int, sparse: Sparse) -> None:
     q, k, v, mask = padded(fresh_seed, "bool")
-    blocks = []
+    lists = []
     for lost in (0.0, math.nan, math.inf, 1e30):
         k, v = k.masked_fill(~mask.mT, lost), v.masked_fill(~mask.mT, lost)
-        found = sparse.block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
-        assert found is not None
-        blocks.append(found.lists)
-    assert all(torch.equal(lists, blocks[0]) for lists in blocks)
+        blocks = sparse.block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
+        assert blocks is not None
+        lists.append(blocks.lists)
+    assert all(torch.equal(each, lists[0]) for each in lists)
 
 
 def test_a_call_whose_keys_are_all_hidden_gives_zeros(fresh_seed: int) -> None:
@@ -343,8 +333,8 @@ class TestFlexAttention:
 
         mask = create_block_mask(near, None, None, 512, 512, device="cpu")
         place = torch.arange(4)
-        found = BlockMask.from_flex_attention(mask, q_length=512, kv_length=512).to_dense()
-        assert torch.equal(found[0, 0], (place[:, None] - place).abs() <= 1)
+        blocks = BlockMask.from_flex_attention(mask, q_length=512, kv_length=512).to_dense()
+        assert torch.equal(blocks[0, 0], (place[:, None] - place).abs() <= 1)
         mask = create_block_mask(causal, None, None, 512, 512, device="cpu")
         with pytest.raises(ValueError, match="mask_mod decides about each query and key"):
             BlockMask.from_flex_attention(mask, q_length=512, kv_length=512)

@@ -129,10 +129,3 @@ def test_bad_masks_are_refused(mask: Any, error: Any, message: str) -> None:
 def test_bad_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="kv_length must be at least 1, got 0"):
         BlockMask.full(128, 0)
-
-
-@pytest.mark.parametrize(("tokens", "share"), [(94_000, 0.015), (32_760, 0.006)])
-def test_lists_are_small_beside_the_tensors(tokens: int, share: float) -> None:
-    """As the docstring has it, with head_dim 128."""
-    lists = 2 * blocks_of(tokens) * (1 + blocks_of(tokens))
-    assert lists <= share * 3 * 2 * tokens * 128

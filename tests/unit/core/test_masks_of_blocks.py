@@ -88,12 +88,6 @@ def test_masks_that_do_not_fit(
         BlockMask.from_blocks(mask, block_size, *lengths)
 
 
-def test_a_call_names_the_way_for_other_blocks() -> None:
-    q = torch.randn(1, 1, 512, 16)
-    with pytest.raises(ValueError, match=r"\[SA-211\] block_mask must be .*; BlockMask.from_blocks takes masks of"):
-        comfy_sage2.attention(q, q, q, block_mask=BlockMask.from_dense(MASK))
-
-
 @pytest.mark.slow
 def test_the_documented_example() -> None:
     """Sliding windows of 3 x 3 x 3 cubes over a grid of them, where each end has neighbors on one side alone."""

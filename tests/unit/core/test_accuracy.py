@@ -148,9 +148,3 @@ def test_sum_of_quantized_p_cancels_a_bias_of_v() -> None:
     as_paper, _ = reference_attention(q, k, v, ReferenceOptions())
     on_tensor_core, _ = reference_attention(q, k, v, ReferenceOptions(sum_quantized_p=True))
     assert rmse(on_tensor_core, expected) < rmse(as_paper, expected)
-
-
-@pytest.mark.parametrize(("mode", "rounded"), [("8b", True), ("4b", True), ("precise", False)])
-def test_the_row_sum_is_that_of_the_kernels(mode: str, rounded: bool) -> None:
-    assert ReferenceOptions.of(AttentionOptions(mode)).sum_quantized_p is rounded
-    assert not ReferenceOptions().sum_quantized_p  # the paper's

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_oracle import assert_near, oracle, relative_l1
+from attention_oracle import assert_near, oracle
 
 import comfy_sage2
 
@@ -59,15 +59,6 @@ def test_additive_infinity_hides_keys() -> None:
     assert_matches(*inputs(), attn_mask=mask)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_row_of_the_lowest_number_is_uniform(dtype: torch.dtype) -> None:
-    q, k, v = inputs()
-    mask = torch.zeros(ROWS, KEYS, dtype=dtype)
-    mask[3] = torch.finfo(dtype).min
-    out = comfy_sage2.attention(q, k, v, attn_mask=mask)
-    assert relative_l1(out[:, :, 3], v.mean(2).repeat_interleave(HEADS // 2, 1)) < 0.06
-
-
 @pytest.mark.parametrize("smooth_v", [False, True])
 def test_rows_that_attend_to_nothing_are_zero(smooth_v: bool) -> None:
     q, k, v = inputs()
@@ -76,12 +67,6 @@ def test_rows_that_attend_to_nothing_are_zero(smooth_v: bool) -> None:
     assert assert_matches(q, k, v, attn_mask=mask).any()
     out = comfy_sage2.attention(q, k, v + 5, attn_mask=mask, smooth_v=smooth_v)
     assert (out[:, :, ::7] == 0).all()
-
-
-def test_first_key_blocks_masked_for_all_rows() -> None:
-    mask = torch.ones(1, KEYS, dtype=torch.bool)
-    mask[:, :100] = False
-    assert_matches(*inputs(), attn_mask=mask)
 
 
 def test_a_strided_mask_is_read_by_its_strides() -> None:

@@ -218,11 +218,6 @@ def test_a_postponed_test_that_is_passed(machine: Machine, monkeypatch: pytest.M
     assert type(bound(monkeypatch)) is Bound  # from now on nothing is to be made up for
 
 
-def test_without_a_graph_calls_are_bound_to_the_module_alone(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert type(bound(monkeypatch)) is Bound
-    assert len(machine.asked) == 1
-
-
 def test_what_is_remembered_of_a_driver_that_does_not_tell_its_version(machine: Machine) -> None:
     machine.driver = None
     machine.reason()

@@ -7,17 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-import comfy_sage2
 from comfy_sage2 import BlockMask
 from comfy_sage2.backends import launches
 from comfy_sage2.block_mask import blocks_of
 from comfy_sage2.call.tensors import OptionalTensors
 
 from .builds import (
-    DECLARED,
     EXACT_BOUND,
     LSE_BOUND,
-    assert_equal_in_threads,
     backend,
     bound,
     check,
@@ -135,23 +132,13 @@ def test_lists_for_all(
 @each_order
 @each_head_dim
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("lengths", [RAGGED, (700, 700), (300, 680)], ids=str)
+@pytest.mark.parametrize("lengths", [RAGGED, (700, 700), (300, 680), (512, 640), (2000, 4096)], ids=str)
 def test_all_blocks_are_the_dense_call_bit_for_bit(
     name: str, mode: str, head_dim: int, is_causal: bool, masked: bool, lengths: tuple[int, int], fresh_seed: int
 ) -> None:
     q, k, v = random_qkv((2, 4, lengths[0], head_dim), (2, 2, lengths[1], head_dim), outliers=True)
     mask = torch.rand(2, 1, *lengths, device="cuda") > 0.4 if masked else None
     assert_same_bits(name, q, k, v, all_blocks(q, k), mode=mode, is_causal=is_causal, attn_mask=mask)
-
-
-@each_mode
-@each_head_dim
-@pytest.mark.parametrize("lengths", [(512, 640), (128, 128), (2000, 4096)], ids=str)
-def test_all_blocks_where_none_is_ragged(
-    name: str, mode: str, head_dim: int, lengths: tuple[int, int], fresh_seed: int
-) -> None:
-    q, k, v = random_qkv((1, 4, lengths[0], head_dim), (1, 4, lengths[1], head_dim), torch.bfloat16)
-    assert_same_bits(name, q, k, v, all_blocks(q, k), mode=mode, smooth_v=True, rotate=True)
 
 
 @each_mode
@@ -184,17 +171,6 @@ def test_lossless_lists_are_the_dense_call_bit_for_bit(
 @each_mode
 @each_order
 @each_head_dim
-def test_lists_of_one_block(name: str, mode: str, head_dim: int, is_causal: bool, fresh_seed: int) -> None:
-    q, k, v = random_qkv((2, 3, 700, head_dim), (2, 3, 650, head_dim))
-    # Block i, under causal order, has blocks 0 to i.
-    place = torch.rand(2, 3, 6, device="cuda") * (torch.arange(6, device="cuda") + 1 if is_causal else 6)
-    active = torch.nn.functional.one_hot(place.long().clamp(max=5), 6).bool()
-    check(name, q, k, v, mode, is_causal=is_causal, block_mask=lists_of(active))
-
-
-@each_mode
-@each_order
-@each_head_dim
 def test_empty_lists_give_zeros(name: str, mode: str, head_dim: int, is_causal: bool, fresh_seed: int) -> None:
     q, k, v = random_qkv((2, 3, 700, head_dim), (2, 3, 650, head_dim))
     active = torch.ones(2, 3, 6, 6, dtype=torch.bool, device="cuda")
@@ -211,27 +187,6 @@ def test_empty_lists_give_zeros(name: str, mode: str, head_dim: int, is_causal: 
     assert torch.equal(out[~empty], wanted[~empty]) and torch.equal(lse[~empty], wanted_lse[~empty])
     out, lse = run(name, q, k, v + 5, smooth_v=smooth_v, block_mask=lists_of(torch.zeros_like(active)), **call)
     assert not out.any() and (lse == -torch.inf).all()
-
-
-@each_mode
-def test_blocks_above_the_diagonal_are_left_out(name: str, mode: str) -> None:
-    q, k, v = random_qkv((1, 2, 600, 128), (1, 2, 600, 128))
-    active = torch.rand(1, 2, 5, 5, device="cuda") > 0.4
-    active[..., 0] = True
-    choices: dict[str, Any] = {"mode": mode, "is_causal": True}
-    out, _ = run(name, q, k, v, block_mask=lists_of(active), **choices)
-    assert torch.equal(out, run(name, q, k, v, block_mask=lists_of(active.tril()), **choices)[0])
-
-
-@each_mode
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_300000_keys(name: str, mode: str, head_dim: int, fresh_seed: int) -> None:
-    q, k, v = random_qkv((1, 2, 300, head_dim), (1, 2, 300_000, head_dim))
-    blocks = random_lists(q, k, 0.9)
-    out, lse = run(name, q, k, v, mode=mode, block_mask=blocks, return_lse=True)
-    wanted, wanted_lse = exact(q, k, v, block_mask=blocks)
-    assert relative_l1(out, wanted) <= EXACT_BOUND[mode]
-    assert (lse - wanted_lse).abs().max() < (0.5 if mode == "4b" else 0.1)
 
 
 @each_mode
@@ -323,13 +278,6 @@ def test_cuda_graph_follows_its_lists(name: str, mode: str, head_dim: int) -> No
 
 
 @each_mode
-def test_two_threads(name: str, mode: str) -> None:
-    inputs = [random_qkv((1, 4, 1500, 128), (1, 4, 1500, 128)) for _ in range(2)]
-    lists = [random_lists(q, k) for q, k, _ in inputs]
-    assert_equal_in_threads(lambda index: run(name, *inputs[index], mode=mode, block_mask=lists[index])[0])
-
-
-@each_mode
 @each_order
 @pytest.mark.parametrize(("batch", "heads"), [(None, None), (1, None), (None, 1)])
 def test_parts_give_the_same_bits(
@@ -348,36 +296,3 @@ def test_parts_give_the_same_bits(
     monkeypatch.setattr(launches, "WORKSPACE_BOUND", 3 * 700 * 64)
     out, lse = run(name, q, k, v, **call)
     assert torch.equal(out, whole) and torch.equal(lse, whole_lse)
-
-
-@pytest.mark.parametrize("name", [found.name for found in DECLARED if "4b" in found.modes])
-def test_smoothed_queries_in_several_launches(name: str, fresh_seed: int) -> None:
-    """The correction of 2 * 24 heads with 40,000 keys is larger than its share of the workspace."""
-    q, k, v = random_qkv((2, 24, 5120, 64), (2, 2, 40_000, 64))
-    blocks = random_lists(q, k, 0.8)
-    out, lse = run(name, q, k, v, mode="4b", block_mask=blocks, return_lse=True)
-    for batch, head in ((0, 0), (0, 23), (1, 0), (1, 23)):
-        part = q[batch, head, None, None], k[batch, head // 12, None, None], v[batch, head // 12, None, None]
-        own = blocks[batch, head, None, None].contiguous()
-        wanted, wanted_lse = run(name, *part, mode="4b", block_mask=own, return_lse=True)
-        assert torch.equal(out[batch, head], wanted[0, 0]) and torch.equal(lse[batch, head], wanted_lse[0, 0])
-
-
-@each_mode
-def test_the_public_call(name: str, mode: str) -> None:
-    if torch.cuda.get_device_capability() not in backend(name).capabilities or name != "sm90":
-        pytest.skip("another backend serves this GPU")
-    q, k, v = random_qkv((1, 2, 700, 128), (1, 2, 700, 128))
-    lists = BlockMask(random_lists(q, k))
-    assert comfy_sage2.explain(q, k, v, block_mask=lists, mode=mode)[name] is None
-    out = comfy_sage2.attention(q, k, v, block_mask=lists, mode=mode, rotate="off")
-    assert torch.equal(out, run(name, q, k, v, mode=mode, block_mask=lists.lists)[0])
-    noting = BlockMask(lists.lists, torch.zeros(1, dtype=torch.int32, device="cuda"))
-    assert noting.invalid is not None
-    noted = comfy_sage2.attention(q, k, v, block_mask=noting, mode=mode, rotate="off")
-    assert torch.equal(noted, out) and noting.invalid.item() == 0
-    lists.lists[0, 1, 0, :2] = torch.tensor([1, 6])
-    comfy_sage2.attention(q, k, v, block_mask=noting, mode=mode)
-    assert noting.invalid.item() == 1
-    with pytest.raises(ValueError, match="batch 0, head 1, block of queries 0: entry 1 is block 6, expected 0 to 5"):
-        comfy_sage2.explain(q, k, v, block_mask=noting, mode=mode)

@@ -51,13 +51,6 @@ def test_kernels_serve(backend: str, fresh_seed: int, name: str, mode: str, layo
     assert serving.calls.lines() == [f"Calls of sageattention since the start: 1 by {backend}, {mode}"]
 
 
-def test_what_no_kernel_serves_is_torchs(fresh_seed: int) -> None:
-    q, k, v = (torch.randn(1, 2, 64, 288, dtype=torch.float16, device="cuda") for _ in range(3))
-    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    torch.testing.assert_close(functions.sageattn(q, k, v), wanted)
-    assert "SA-202" in serving.calls.lines()[1]
-
-
 def test_a_compiled_call_does_not_break_the_graph(fresh_seed: int) -> None:
     q, k, v = qkv("NHD")
     compiled = torch.compile(lambda *t: functions.sageattn(*t, tensor_layout="NHD", smooth_k=False), fullgraph=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.machinery
 import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -56,16 +55,6 @@ def test_a_newer_version_is_not_hidden_by_what_an_earlier_one_unpacked(tmp_path:
     assert paths[0] != paths[1]
     paths[1].write_bytes(b"damaged")
     assert shown(tmp_path) == ("2.0", paths[1])
-
-
-@needs_compiler
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root writes everywhere")
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    install(tmp_path, {OWN: native_module("1.0")})
-    (tmp_path / "temporary").mkdir()
-    (tmp_path / PACKAGE).chmod(stat.S_IRUSR | stat.S_IXUSR)
-    version, path = shown(tmp_path)
-    assert version == "1.0" and path.is_relative_to(tmp_path / "temporary")
 
 
 @needs_compiler

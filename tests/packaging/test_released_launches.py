@@ -20,7 +20,6 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from binding import MODULE, build_of
@@ -242,17 +241,6 @@ def test_the_launches_are_those_of_the_release(
             print(*different, sep="\n")
 
 
-def test_differences_are_told_by_kernel() -> None:
-    wanted = ["cuLaunchKernelEx a grid 1", "cuLaunchKernelEx b grid 1", "cuLaunchKernelEx b grid 2"]
-    assert differences(wanted, wanted) == []
-    found = [wanted[0], "cuLaunchKernelEx b grid 3", "cuLaunchKernelEx b grid 4"]
-    (told,) = differences(wanted, found)
-    assert told.splitlines() == [
-        "cuLaunchKernelEx b: 2 launches differ, the first:", f"  was {wanted[1]}", f"  is  {found[1]}",
-    ]  # fmt: skip
-    assert differences(wanted, wanted[:2]) == ["2 launches, there were 3"]
-
-
 AGAIN = """
 def addresses(turn):
     names = ("Q", "K", "V", "OUT", "WORKSPACE")
@@ -298,71 +286,3 @@ def test_threads_that_share_a_plan_launch_as_alone(made: Path, run: Run) -> None
     assert len(by_stream) == 8
     (count,) = {len(lines) for lines in by_stream.values()}
     assert count in (3, 4) and len(launches) == 8 * 50 * count
-
-
-LIBRARY = """
-sys.path.insert(0, {root!r})
-import torch
-from comfy_sage2.backends import kernel_call, launches
-from comfy_sage2.block_mask import BlockMask
-from comfy_sage2.options import AttentionOptions
-from comfy_sage2.call.signature import CallSignature
-from comfy_sage2.call.tensors import OptionalTensors
-
-launches.current_stream = lambda device: calls.STREAM
-def flag():
-    return torch.zeros(1, dtype=torch.int32)
-def kinds():
-    yield "dense", OptionalTensors(), {{}}
-    yield "flag, LSE", OptionalTensors(nonfinite=flag()), dict(return_lse=True)
-    yield "causal, rotated", OptionalTensors(), dict(is_causal=True, rotate="auto", smooth_v=True, scale=0.3)
-    yield "mask", OptionalTensors(torch.zeros(300, 513)), dict(return_lse=True)
-    for heads in (1, 4):
-        lists = BlockMask.full(300, 513, batch=2, heads=heads).lists
-        yield f"{{heads}} lists", OptionalTensors(block_mask=lists, invalid_blocks=flag()), {{}}
-for mode in {modes}:
-    for kind, optional, choices in kinds():
-        for layout, head_dim in (("BHND", 64), ("BNHD", 64), ("BHND", 100)):
-            q, k, v = (torch.zeros(2, heads, tokens, head_dim, dtype=torch.float16)
-                       for heads, tokens in ((4, 300), (2, 513), (2, 513)))
-            if layout == "BNHD":
-                q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in (q, k, v))
-            options = AttentionOptions(mode, layout=layout, **{{"rotate": "off", **choices}})
-            signature = CallSignature.of(q, k, v, options, optional)
-            signature = signature._replace(q=signature.q._replace(device=torch.device("cuda", 0)))
-            call = kernel_call.KernelCall(module, signature)
-            for out, lse in (call.run(q, k, v, optional), call.prequantize(q, k, v, optional)()):
-                assert out.shape == q.shape and (lse is None) == (not choices.get("return_lse"))
-"""
-
-
-def test_the_library_launches_the_same_by_either_module(
-    architecture: kernel_table.Architecture, released: Released, made: Path, run: Run
-) -> None:
-    """At once and in two phases. Addresses are those of the tensors and so differ."""
-
-    def shapes(folder: Path) -> list[str]:
-        code = LIBRARY.format(root=str(ROOT), modes=list(architecture.modes))
-        # Shared memory may be that of another version.
-        return [re.sub(r" shared \d+", "", line).partition(" parameters ")[0] for line in run(folder, code)[1]]
-
-    wanted = shapes(released.folder)
-    assert len(wanted) >= 2 * 2 * 3 * 6 * len(architecture.modes)
-    assert shapes(made) == wanted
-
-
-def test_the_calls_are_of_every_kind() -> None:
-    """So that the comparison says something of each."""
-    signatures: list[dict[str, Any]] = [signature for signature, _ in calls.all_descriptions()]
-    for name in ("rotate", "rotate_by_head", "smooth_v", "causal", "has_lse"):
-        assert {signature[name] for signature in signatures} == {False, True}
-    for name, values in (
-        ("mode", {4, 8, 16}),
-        ("element", {2, 3, 4}),
-        ("pv", {0, 1, 2, 3, 4}),
-        ("pv_accumulator", {16, 32}),
-    ):
-        assert {signature[name] for signature in signatures} == values
-    for name in ("block_mask_head_stride", "mask_batch_stride", "mask_head_stride", "mask_query_stride"):
-        assert {bool(signature.get(name)) for signature in signatures} == {False, True}
-    assert {signature.get("mask_element", 0) for signature in signatures} == {0, 1, 2}

@@ -215,13 +215,3 @@ def test_the_users_cache(
     own, *users = place.cache_folders()
     assert own.name == "_unpacked"
     assert users == ([] if cache is None else [Path(cache.format(tmp_path)) / "comfy_sage2" / "kernels"])
-
-
-@posix
-def test_a_user_without_a_home_has_the_packs_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", no_home)
-    assert len(place.cache_folders()) == 1

@@ -101,19 +101,6 @@ def test_a_wheel_that_is_the_same_but_for_its_version_stays(repository: Path, wh
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("part", "tag", "image"),
-    [("sm99", "py3-none-any", "other"), ("sm99", "py3-none-linux", "new"), ("host", "py3-none-any", "new")],
-)
-def test_another_content_or_tag_is_not_the_same(tmp_path: Path, part: str, tag: str, image: str) -> None:
-    folders = [tmp_path / name for name in ("old", "new")]
-    for folder in folders:
-        folder.mkdir()
-    old = _wheel(folders[0], "sm99", "1.0.0", "py3-none-any", "new")
-    assert release_wheels.is_the_same(old, _wheel(folders[1], "sm99", "2.0.0", "py3-none-any", "new"))
-    assert not release_wheels.is_the_same(old, _wheel(folders[1], part, "2.0.0", tag, image))
-
-
 def test_the_readme_says_what_the_wheels_were_built_from(repository: Path, wheelhouse: Path) -> None:
     release_wheels.release(wheelhouse)
     text = (repository / "wheels" / "README.md").read_text()

@@ -13,7 +13,7 @@ import pytest
 from packaging.utils import parse_wheel_filename
 
 from tools.wheels import packed_modules, split_wheels
-from tools.wheels.split_wheels import Distribution, Part
+from tools.wheels.split_wheels import Distribution
 
 LINUX = {"module": "_C.cpython-{}-x86_64-linux-gnu.so", "wheel_tag": "manylinux_2_17_x86_64"}
 WINDOWS = {"module": "_C.cp{}-win_amd64.pyd", "wheel_tag": "win_amd64"}
@@ -94,12 +94,6 @@ def test_a_wheel_of_images_names_the_host_as_its_requirement(wheels: dict[str, P
     assert found.metadata["Summary"].endswith("Hopper (H100, H200)") and found.read_text("licenses/LICENSE")
 
 
-def test_images_are_stored_as_they_are(wheels: dict[str, Path]) -> None:
-    with zipfile.ZipFile(wheels[f"{IMAGES}-1.2.3-py3-none-any.whl"]) as archive:
-        packed = {item.filename for item in archive.infolist() if item.compress_type != zipfile.ZIP_STORED}
-        assert f"{IMAGES}/a.cubin.xz" not in packed and f"{IMAGES}/build.json" in packed
-
-
 def test_the_record_holds_the_hash_of_every_file(wheels: dict[str, Path]) -> None:
     for wheel in wheels.values():
         files = files_of(wheel)
@@ -133,11 +127,6 @@ def test_a_part_without_the_platforms_module_is_refused(tmp_path: Path) -> None:
     parts = [make_part(tmp_path, "310"), make_part(tmp_path, "311", platforms=(LINUX,))]
     with pytest.raises(ValueError, match=rf"lacks {HOST}/_C\.cp311-win_amd64\.pyd"):
         split_wheels.make(parts, tmp_path / "out")
-
-
-def test_a_wheel_of_several_cpythons_is_no_part(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not the name of a wheel for one CPython"):
-        Part.read(tmp_path / "a-1-cp310.cp311-cp310.cp311-manylinux_2_17_x86_64.whl")
 
 
 def test_a_version_stands_in_no_other_file(tmp_path: Path) -> None:

@@ -68,19 +68,6 @@ def test_a_release_is_verified_at_a_commit_with_its_trees_after_that(
     assert not (repository / ".git" / "worktrees").exists()
 
 
-def test_a_history_that_was_written_anew_still_has_the_trees(repository: Path) -> None:
-    """As after a rebase or a filter: no commit has its old name."""
-    trees = _trees(repository)
-    (repository / "csrc" / "kernel.cu").write_text("changed")
-    _commit(repository)
-    before = git("log", "--format=%H", root=repository).split()
-    _run("rebase", "--quiet", "--root", "--force-rebase", "--reset-author-date", cwd=repository)
-    after = git("log", "--format=%H", root=repository).split()
-    if set(before) & set(after):
-        _run("commit", "--quiet", "--amend", "--message", "another text", cwd=repository)
-    assert verify_wheels.earlier_commit(trees, repository) in git("log", "--format=%H", root=repository).split()
-
-
 def test_a_clone_without_history_cannot_tell(repository: Path, tmp_path: Path) -> None:
     trees = _trees(repository)
     (repository / "csrc" / "kernel.cu").write_text("changed")

@@ -88,22 +88,6 @@ def test_a_copy_of_a_patched_model_computes_with_its_own_weights(transformer: An
     assert not torch.equal(run(transformer), full) and patched.calls == {"reference": 6 * LAYERS}
 
 
-def test_without_an_accelerated_backend_torch_computes(transformer: Any) -> None:
-    full = run(transformer)
-    with patch(transformer) as patched:
-        assert torch.equal(run(transformer), full)
-    assert not patched.calls
-    assert sum(patched.fallbacks.values()) == 2 * LAYERS
-
-
-def test_gradients_are_left_to_torch(transformer: Any) -> None:
-    transformer.requires_grad_(True)
-    with patch(transformer, backend="reference") as patched:
-        run(transformer).sum().backward()
-    assert not patched.calls
-    assert all("gradients" in reason for reason in patched.fallbacks)
-
-
 def test_attention_outside_the_model_is_not_answered(transformer: Any) -> None:
     q = torch.randn(1, 2, 32, 64)
     with patch(transformer, backend="reference") as patched:

@@ -149,15 +149,6 @@ def test_torch_gives_the_gradient_beside_the_lse(result: int) -> None:
     assert "SA-307" in serving.calls.lines()[1]
 
 
-@pytest.mark.usefixtures("no_kernels")
-def test_in_the_place_of_torchs_own_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    """sageattention's page tells users to write `F.scaled_dot_product_attention = sageattn`."""
-    wanted = scaled_dot_product_attention(*(tensors := qkv(1, 2, 8, 32)), scale=0.5)
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", functions.sageattn)
-    out = torch.nn.functional.scaled_dot_product_attention(*tensors, scale=0.5, dropout_p=0.0, enable_gqa=False)
-    torch.testing.assert_close(out, wanted)
-
-
 def test_the_log_does_not_flood(caplog: pytest.LogCaptureFixture) -> None:
     calls = serving.CallCounts()
     with caplog.at_level(logging.WARNING, "comfy_sage2"):

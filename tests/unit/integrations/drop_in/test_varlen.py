@@ -142,18 +142,6 @@ def test_other_arguments_are_refused_by_name() -> None:
         functions.sageattn_varlen(q, q, q, starts, starts, block_table=starts)
 
 
-@pytest.mark.parametrize("scale", [None, -0.2])
-def test_derivatives_in_forward_mode_are_refused(scale: float | None) -> None:
-    q, starts = packed(6, 9)
-    q = q.float()
-
-    def out(x: torch.Tensor) -> Any:
-        return functions.sageattn_varlen(q, x, q, starts, starts, 9, 9, sm_scale=scale)
-
-    with pytest.raises(RuntimeError, match="SA-307"):
-        torch.func.jvp(out, (q,), (q,))
-
-
 def test_the_gpu_is_measured_before_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs without our node have nobody else who does: what pays is known by that alone."""
     measured: list[torch.device] = []

@@ -84,25 +84,32 @@ DECLARED = tuple(kernel_table.read(kernels.name) for kernels in KERNELS)
 
 # Parametrise a test by `name` and `mode`, or by the product P V too.
 each_mode = pytest.mark.parametrize(
-    ("name", "mode"), [(found.name, mode) for found in DECLARED for mode in found.modes]
+    ("name", "mode"), [(architecture.name, mode) for architecture in DECLARED for mode in architecture.modes]
 )
 # A module of each family, for what all modules of a family do alike.
-each_family = pytest.mark.parametrize("name", [found.name for found in DECLARED if found.name in ("sm90", "sm80")])
+each_family = pytest.mark.parametrize(
+    "name", [architecture.name for architecture in DECLARED if architecture.name in ("sm90", "sm80")]
+)
 each_product = pytest.mark.parametrize(
     ("name", "mode", "accumulator", "pv"),
     [
-        (found.name, mode, accumulator, pv)
-        for found in DECLARED
-        for mode in found.modes
-        for pv in (("fp16",) if mode == "precise" else found.pv_formats)
-        for accumulator in found.pv_accumulators
+        (architecture.name, mode, accumulator, pv)
+        for architecture in DECLARED
+        for mode in architecture.modes
+        for pv in (("fp16",) if mode == "precise" else architecture.pv_formats)
+        for accumulator in architecture.pv_accumulators
         if pv_has_accumulator(pv, accumulator)
     ],
 )
 # Where kernels of the same source would only do the same again.
 each_kernel = pytest.mark.parametrize(
     ("name", "mode"),
-    [(found.name, mode) for found in DECLARED if found.name in ("sm90", "sm89") for mode in found.modes],
+    [
+        (architecture.name, mode)
+        for architecture in DECLARED
+        if architecture.name in ("sm90", "sm89")
+        for mode in architecture.modes
+    ],
 )
 
 
@@ -237,9 +244,9 @@ def _hopper_tile(head_dim: int, kv_length: int, plain: bool) -> int:
 
 @cache
 def _constant(name: str) -> int:
-    found = re.search(rf"constexpr int {name} = (\d+);", _TILES.read_text())
-    assert found is not None, f"{_TILES} does not say {name}"
-    return int(found[1])
+    match = re.search(rf"constexpr int {name} = (\d+);", _TILES.read_text())
+    assert match is not None, f"{_TILES} does not say {name}"
+    return int(match[1])
 
 
 def exact(

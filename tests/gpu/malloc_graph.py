@@ -139,13 +139,13 @@ def paused_by(graph: Graph) -> Iterator[None]:
 
     comfy.model_prefetch = prefetch  # type: ignore[attr-defined]
     prefetch.pause_malloc_graph = pause_malloc_graph  # type: ignore[attr-defined]
-    found = {"comfy": comfy, "comfy.model_prefetch": prefetch}
-    sys.modules.update(found)
+    modules = {"comfy": comfy, "comfy.model_prefetch": prefetch}
+    sys.modules.update(modules)
     try:
         assert not isinstance(memory.unrecorded(), nullcontext)
         yield
     finally:
-        for name in found:
+        for name in modules:
             del sys.modules[name]
 
 
@@ -232,8 +232,8 @@ def run(case: str) -> dict[str, Any]:
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         raise RuntimeError(f"{case}: the process ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    left: dict[str, Any] = json.loads(lines[-1])
+    return left
 
 
 def main(arguments: list[str]) -> int:
@@ -242,9 +242,9 @@ def main(arguments: list[str]) -> int:
         _run_here(arguments[1])
     wrong = 0
     for case in arguments or CASES:
-        found = run(case)
-        print(json.dumps(found), flush=True)
-        wrong += (found["rogues"] > 0) != (case == CONTROL)
+        left = run(case)
+        print(json.dumps(left), flush=True)
+        wrong += (left["rogues"] > 0) != (case == CONTROL)
     return int(wrong > 0)
 
 

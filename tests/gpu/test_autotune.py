@@ -51,20 +51,20 @@ def test_it_leaves_random_numbers_alone() -> None:
 
 
 def test_another_process_reads_what_was_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = measured()
+    choices = measured()
     monkeypatch.setattr(store, "_choices", {})
     monkeypatch.setattr(measure, "_tried", set())
     monkeypatch.setattr(measure, "_measured", lambda *arguments: pytest.fail("it was measured again"))
     device = torch.device("cuda", torch.cuda.current_device())
     measure.ensure_timed(device)
     read = store.choices_of(device)
-    assert read is not None and read.times == found.times and read.lines() == found.lines()
+    assert read is not None and read.times == choices.times and read.lines() == choices.lines()
 
 
 def test_a_slower_candidate_loses(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = {one for one, _ in measured().times.seconds if one.backend.startswith("torch-")}
+    exact = {candidate for candidate, _ in measured().times.seconds if candidate.backend.startswith("torch-")}
     assert len(exact) >= 2
-    fastest = measured().fastest_first([one.backend for one in exact], LONG)[0]
+    fastest = measured().fastest_first([candidate.backend for candidate in exact], LONG)[0]
 
     calls = candidates.calls
 
@@ -74,4 +74,4 @@ def test_a_slower_candidate_loses(monkeypatch: pytest.MonkeyPatch) -> None:
         return {**runs, Candidate(fastest): lambda: [run() for _ in range(12)]}
 
     monkeypatch.setattr(candidates, "calls", slowed)
-    assert measured().fastest_first([one.backend for one in exact], LONG)[0] != fastest
+    assert measured().fastest_first([candidate.backend for candidate in exact], LONG)[0] != fastest

@@ -164,8 +164,8 @@ def test_graphs_and_threads(module: ModuleType, fresh_seed: int) -> None:
     q.copy_(structured((1, 4, 3000, 128), torch.bfloat16, seed=1))
     graph.replay()
     assert torch.equal(active, select()) and not torch.equal(active, wanted)
-    others = [structured((1, 4, 3000, 128), torch.bfloat16) for _ in range(2)]
-    assert_equal_in_threads(lambda index: block_scores(module, others[index], k, 128**-0.5))
+    queries = [structured((1, 4, 3000, 128), torch.bfloat16) for _ in range(2)]
+    assert_equal_in_threads(lambda index: block_scores(module, queries[index], k, 128**-0.5))
 
 
 @each_family

@@ -43,9 +43,9 @@ def test_parts_give_the_same_bits(
 
     def counted(*arguments: Any) -> tuple[launches.Part, ...]:
         nonlocal made
-        found = parts_of(*arguments)
-        made = len(found)
-        return found
+        parts = parts_of(*arguments)
+        made = len(parts)
+        return parts
 
     monkeypatch.setattr(launches, "parts_of", counted)
     for heads in (1, 3):

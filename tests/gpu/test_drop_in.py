@@ -20,10 +20,10 @@ functions: Any = typed  # the result is a tensor, or two
 def backend(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.delenv(offer.BACKEND_VARIABLE, raising=False)
     monkeypatch.setattr(serving, "calls", serving.CallCounts())
-    found, reason = offer.serving()
-    if found is None:
+    name, reason = offer.serving()
+    if name is None:
         pytest.skip(f"no kernels for this GPU: {reason}")
-    return found
+    return name
 
 
 def qkv(layout: str, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
@@ -64,11 +64,11 @@ def test_packed_sequences_by_whatever_is_faster(fresh_seed: int, lengths: list[i
     starts = torch.tensor([0, *lengths], dtype=torch.int32, device="cuda").cumsum(0, dtype=torch.int32)
     out = functions.sageattn_varlen(q, k, v, starts, starts, max(lengths), max(lengths), is_causal)
     for start, length in zip(starts.tolist(), lengths, strict=False):
-        one = [tensor[start : start + length].transpose(0, 1) for tensor in (q, k, v)]
-        scores = one[0].double() @ one[1].double().mT / 128**0.5
+        sequence = [tensor[start : start + length].transpose(0, 1) for tensor in (q, k, v)]
+        scores = sequence[0].double() @ sequence[1].double().mT / 128**0.5
         if is_causal:
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
-        wanted = scores.softmax(-1) @ one[2].double()
+        wanted = scores.softmax(-1) @ sequence[2].double()
         error = (out[start : start + length].transpose(0, 1).double() - wanted).abs()
         assert (error.sum(-1) <= 0.06 * wanted.abs().sum(-1) + 0.02).all(), "each row"
     left = [line for line in serving.calls.lines() if "left to torch's attention" in line]

@@ -39,9 +39,9 @@ def test_the_bits_are_those_of_a_pass_over_q(
 ) -> None:
     q, k, v = random_qkv((2, 6, lengths[0], head_dim), (2, 3, lengths[1], head_dim), dtype, outliers=smooth_v)
     before = [tensor.clone() for tensor in (q, k, v)]
-    found, wanted = both(q, k, v, smooth_v=smooth_v)
-    assert torch.equal(found, wanted)
-    assert relative_l1(found, exact(q, k, v)[0]) <= EXACT_BOUND["8b"]
+    out, wanted = both(q, k, v, smooth_v=smooth_v)
+    assert torch.equal(out, wanted)
+    assert relative_l1(out, exact(q, k, v)[0]) <= EXACT_BOUND["8b"]
     assert all(torch.equal(tensor, copy) for tensor, copy in zip((q, k, v), before, strict=True))
 
 
@@ -51,9 +51,9 @@ def test_views_of_tensors_that_are_nan_between(dtype: torch.dtype, head_dim: int
     q, k, v = views_with_nan_between(head_dim, dtype)
     k = k[:, :, :250]
     v = v[:, :, :250]
-    found, wanted = both(q, k, v)
-    assert torch.equal(found, wanted)
-    assert relative_l1(found, exact(q, k, v)[0]) <= EXACT_BOUND["8b"]
+    out, wanted = both(q, k, v)
+    assert torch.equal(out, wanted)
+    assert relative_l1(out, exact(q, k, v)[0]) <= EXACT_BOUND["8b"]
 
 
 # Of outputs whose exponents are rounded once in place of twice, which a few bits of 8 of the probabilities show.
@@ -73,10 +73,10 @@ def test_masks_for_all_queries(dtype: torch.dtype, head_dim: int, lengths: tuple
     attends[2, ..., keys // 3 : keys // 2] = False
     terms = torch.randn(3, 1, 1, keys, device="cuda").to(dtype).masked_fill(~attends, -torch.inf)
     for mask in (attends, terms, terms.float(), torch.stack((attends, ~attends), -1)[..., 0]):
-        found, wanted = both(q, k, v, attn_mask=mask)
-        assert torch.equal(found, wanted)
-        assert not found[1].any()
-        assert relative_l1(found[::2], exact(q, k, v, attn_mask=mask)[0][::2]) <= EXACT_BOUND["8b"]
+        out, wanted = both(q, k, v, attn_mask=mask)
+        assert torch.equal(out, wanted)
+        assert not out[1].any()
+        assert relative_l1(out[::2], exact(q, k, v, attn_mask=mask)[0][::2]) <= EXACT_BOUND["8b"]
 
 
 @each_dtype
@@ -96,29 +96,29 @@ def test_padding_masks(dtype: torch.dtype, head_dim: int, lengths: tuple[int, in
         for hidden in (-torch.inf, torch.finfo(mask_dtype).min):
             masks.append(torch.zeros(attends.shape, dtype=mask_dtype, device="cuda").masked_fill(~attends, hidden))
     for mask in masks:
-        found, wanted = both(q, k, v, attn_mask=mask)
+        out, wanted = both(q, k, v, attn_mask=mask)
         for entry in same_order:
-            assert relative_l1(found[entry], wanted[entry]) <= SAME_STEPS, ends[entry]
-        assert relative_l1(found, exact(q, k, v, attn_mask=mask)[0]) <= EXACT_BOUND["8b"]
+            assert relative_l1(out[entry], wanted[entry]) <= SAME_STEPS, ends[entry]
+        assert relative_l1(out, exact(q, k, v, attn_mask=mask)[0]) <= EXACT_BOUND["8b"]
     # Some have other terms, too.
     mask = torch.zeros(attends.shape, device="cuda").masked_fill(~attends, -torch.inf)
     mask[::2, ..., 0] = torch.randn(1).item()
     mask[1, ..., 3] = -torch.inf
-    found, wanted = both(q, k, v, attn_mask=mask)
+    out, wanted = both(q, k, v, attn_mask=mask)
     # The other kernel leaves out blocks then, too.
     for entry in same_order:
         if entry % 2 == 0 or entry == 1:
-            assert relative_l1(found[entry], wanted[entry]) <= SAME_STEPS, ends[entry]
-            assert ends[entry] <= last_block or torch.equal(found[entry], wanted[entry]), ends[entry]
-    assert relative_l1(found, exact(q, k, v, attn_mask=mask)[0]) <= EXACT_BOUND["8b"]
+            assert relative_l1(out[entry], wanted[entry]) <= SAME_STEPS, ends[entry]
+            assert ends[entry] <= last_block or torch.equal(out[entry], wanted[entry]), ends[entry]
+    assert relative_l1(out, exact(q, k, v, attn_mask=mask)[0]) <= EXACT_BOUND["8b"]
 
 
 @pytest.mark.parametrize(("batches", "heads"), [(1, 4), (3, 1), (1, 1)], ids=["batches", "heads", "both"])
 def test_queries_that_are_shared(batches: int, heads: int, fresh_seed: int) -> None:
     """Views of stride 0."""
     q, k, v = random_qkv((batches, heads, 200, 128), (3, 4, 300, 128), torch.bfloat16)
-    found, _ = run(NAME, q.expand(3, 4, 200, 128), k, v, mode="8b")
-    assert torch.equal(found, run(NAME, q.expand(3, 4, 200, 128).contiguous(), k, v, mode="8b")[0])
+    out, _ = run(NAME, q.expand(3, 4, 200, 128), k, v, mode="8b")
+    assert torch.equal(out, run(NAME, q.expand(3, 4, 200, 128).contiguous(), k, v, mode="8b")[0])
 
 
 @each_dtype
@@ -129,9 +129,9 @@ def test_rows_from_nothing_to_the_largest_numbers(dtype: torch.dtype, fresh_seed
     q[:, :, 1::5] *= torch.finfo(dtype).tiny
     q[:, :, 2::5] = torch.finfo(dtype).max * torch.sign(q[:, :, 2::5])
     q[:, :, 3::5, 1:] = 0.0
-    found, wanted = both(q, k, v, scale=1e-3)
-    assert torch.equal(found, wanted)
-    assert found.isfinite().all()
+    out, wanted = both(q, k, v, scale=1e-3)
+    assert torch.equal(out, wanted)
+    assert out.isfinite().all()
 
 
 @each_dtype
@@ -144,11 +144,11 @@ def test_a_row_that_is_not_finite_stays_alone_and_is_noted(
     clean, _ = run(NAME, q, k, v, mode="8b")
     q[0, 1, 137, head_dim - 1] = value
     flag = torch.zeros(1, dtype=torch.int32, device="cuda")
-    found, _ = run(NAME, q, k, v, mode="8b", nonfinite=flag)
+    out, _ = run(NAME, q, k, v, mode="8b", nonfinite=flag)
     assert flag.item()
-    assert found[0, 1, 137].isnan().all()
-    found[0, 1, 137] = clean[0, 1, 137]
-    assert torch.equal(found, clean)
+    assert out[0, 1, 137].isnan().all()
+    out[0, 1, 137] = clean[0, 1, 137]
+    assert torch.equal(out, clean)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

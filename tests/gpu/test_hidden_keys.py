@@ -89,9 +89,9 @@ def test_what_lies_in_hidden_keys_changes_nothing(
         call: dict[str, Any] = {"mode": mode, "rotate": rotate, "attn_mask": mask, "smooth_v": keys == 900}
         for lse in (False, True):
             wanted = run(name, q, k, v, return_lse=lse, **call)
-            found = run(name, q, *spoiled, return_lse=lse, **call)
-            assert torch.equal(found[0], wanted[0])
-            assert not lse or torch.equal(found[1], wanted[1])
+            result = run(name, q, *spoiled, return_lse=lse, **call)
+            assert torch.equal(result[0], wanted[0])
+            assert not lse or torch.equal(result[1], wanted[1])
 
 
 @each_mode_of_all

@@ -18,8 +18,8 @@ pytestmark = [
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != CONTROL])
 def test_nothing_outlives_its_block(case: str) -> None:
-    found = run(case)
-    assert found["rogues"] == 0, found
+    left = run(case)
+    assert left["rogues"] == 0, left
 
 
 def test_what_outlives_its_block_is_found() -> None:

@@ -25,8 +25,8 @@ def test_one_broken_row_is_noted(name: str, mode: str, dtype: torch.dtype, head_
     q, k, v = random_qkv((2, 4, QUERIES, head_dim), (2, 2, 403, head_dim), dtype)
     noted, untouched = flag(), flag(5)
     plain, _ = run(name, q, k, v, mode=mode)
-    for one in (noted, untouched):
-        out, _ = run(name, q, k, v, mode=mode, nonfinite=one)
+    for given in (noted, untouched):
+        out, _ = run(name, q, k, v, mode=mode, nonfinite=given)
         assert torch.equal(out, plain)
     assert noted.item() == 0 and untouched.item() == 5
     q[1, 3, QUERIES - 1, head_dim - 1] = float("nan")

@@ -65,12 +65,12 @@ def test_calls_one_after_another_give_the_same_bits(mode: str, return_lse: bool,
     wanted = [run(NAME, *inputs, mode=mode, return_lse=return_lse) for inputs in originals]
     torch.cuda.synchronize()
     buffers = [torch.empty_like(tensor) for tensor in originals[0]]
-    found = []
+    results = []
     for turn in range(20):
         for buffer, tensor in zip(buffers, originals[turn % 2], strict=True):
             buffer.copy_(tensor)
-        found.append(run(NAME, *buffers, mode=mode, return_lse=return_lse))
-    for turn, (out, lse) in enumerate(found):
+        results.append(run(NAME, *buffers, mode=mode, return_lse=return_lse))
+    for turn, (out, lse) in enumerate(results):
         assert torch.equal(out, wanted[turn % 2][0])
         assert not return_lse or torch.equal(lse, wanted[turn % 2][1])
 
@@ -88,5 +88,5 @@ def test_what_the_memory_held_before_does_not_matter(heads: int, masked: bool, f
         wanted, _ = run(NAME, *inputs, return_lse=True, **choices)
         torch.cuda.empty_cache()
         torch.full((64 << 20,), 127, dtype=torch.uint8, device="cuda")  # let go of at once: the workspace lies there
-        found, _ = run(NAME, *inputs, **choices)
-        assert torch.equal(found, wanted) if not masked else relative_l1(found, wanted) <= 1e-3
+        out, _ = run(NAME, *inputs, **choices)
+        assert torch.equal(out, wanted) if not masked else relative_l1(out, wanted) <= 1e-3

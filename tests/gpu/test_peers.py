@@ -34,11 +34,11 @@ def available(name: str) -> str:
 
 def planned(name: str, tensors: Tensors, optional: OptionalTensors = NO_TENSORS, **options: Any) -> CallPlan:
     q, k, v = tensors
-    found = plan(CallSignature.of(q, k, v, AttentionOptions(**options), optional, Routing(name)))
-    if isinstance(found, Refusal) and "SageAttention 1 needs keys in whole blocks" in found.text:
-        pytest.skip(found.text)
-    assert isinstance(found, CallPlan), found
-    return found
+    decided = plan(CallSignature.of(q, k, v, AttentionOptions(**options), optional, Routing(name)))
+    if isinstance(decided, Refusal) and "SageAttention 1 needs keys in whole blocks" in decided.text:
+        pytest.skip(decided.text)
+    assert isinstance(decided, CallPlan), decided
+    return decided
 
 
 def inputs(q_length: int, kv_length: int, head_dim: int, dtype: torch.dtype, layout: str) -> Tensors:

@@ -103,11 +103,11 @@ def test_graphs_and_threads(module: ModuleType, fresh_seed: int) -> None:
     wanted = corrected(out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = corrected(out)
+        replayed = corrected(out)
     graph.replay()
-    assert torch.equal(found, wanted) and not torch.equal(found, out)
-    others = [out, torch.randn_like(out)]
-    assert_equal_in_threads(lambda index: corrected(others[index]))
+    assert torch.equal(replayed, wanted) and not torch.equal(replayed, out)
+    outputs = [out, torch.randn_like(out)]
+    assert_equal_in_threads(lambda index: corrected(outputs[index]))
 
 
 @each_family

@@ -19,7 +19,7 @@ from comfy_sage2.quantize.smoothing import smooth_blocks, smooth_tokens
 from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.reference.preparation import prepare
 
-from .builds import EXACT_BOUND, backend, bound, each_mode, exact, groups_of, random_qkv, relative_l1, run
+from .builds import backend, bound, each_mode, exact, groups_of, random_qkv, relative_l1, run
 
 pytestmark = pytest.mark.gpu
 
@@ -62,12 +62,12 @@ def _smoothed(x: torch.Tensor, is_query: bool, mode: str, rotate: bool) -> torch
     return apply_rotation(x) if rotate else x
 
 
-def _agree(found: torch.Tensor, wanted: Quantized, values: torch.Tensor, scale: torch.Tensor) -> bool:
+def _agree(integers: torch.Tensor, wanted: Quantized, values: torch.Tensor, scale: torch.Tensor) -> bool:
     """Equal but where the quotient lies so near to a half that its own rounding decides."""
     quotient = values.double() / scale.double()
     # The largest of a group is no tie: at 8.5 it is clamped.
     tie = (((quotient - quotient.floor()) - 0.5).abs() < 1e-5) & (quotient.abs() < quotient.abs().amax() - 1e-3)
-    return bool((found == wanted.values[0, 0])[~tie[0, 0]].all()) and bool(tie.float().mean() < 5e-3)
+    return bool((integers == wanted.values[0, 0])[~tie[0, 0]].all()) and bool(tie.float().mean() < 5e-3)
 
 
 @pytest.mark.parametrize("rotate", [False, True], ids=["plain", "rotated"])
@@ -94,11 +94,11 @@ def test_integers_of_sm90_are_those_of_the_reference(mode: str, rotate: bool, mo
         padded = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
         columns = padded if rotate else (head_dim + 15) // 16 * 16
         rows = _workspace_rows(workspace, columns, tokens)
-        for found, wanted in zip(rows, (prepared.q, prepared.k), strict=True):
-            found = _in_order(found) if rotate else found[:, :head_dim]
+        for integers, wanted in zip(rows, (prepared.q, prepared.k), strict=True):
+            integers = _in_order(integers) if rotate else integers[:, :head_dim]
             smooth = _smoothed(q if wanted is prepared.q else k, wanted is prepared.q, mode, rotate)
             scale = wanted.scale * rotation_size(head_dim) if rotate and wanted is prepared.q else wanted.scale
-            assert _agree(found, wanted, smooth, scale), f"head_dim {head_dim}"
+            assert _agree(integers, wanted, smooth, scale), f"head_dim {head_dim}"
 
 
 @each_mode
@@ -113,14 +113,6 @@ def test_outliers_in_every_element_type(name: str, mode: str, head_dim: int, dty
     plain, _ = run(name, q, k, v, mode=mode, rotate=False)
     rotated, _ = run(name, q, k, v, mode=mode, rotate=True)
     assert relative_l1(rotated, wanted) < 0.8 * relative_l1(plain, wanted)
-
-
-@each_mode
-def test_many_keys(name: str, mode: str) -> None:
-    q, k, v = random_qkv((1, 1, 130, 64), (1, 1, 300_000, 64))
-    out, _ = run(name, q, k, v, mode=mode, rotate=True)
-    # Each output is a mean of so many values that it is small: the bound is that of its own size.
-    assert relative_l1(out, exact(q, k, v)[0]) <= EXACT_BOUND[mode]
 
 
 def _heads_of_all_kinds(head_dim: int, q_length: int, kv_length: int, dtype: torch.dtype) -> list[torch.Tensor]:

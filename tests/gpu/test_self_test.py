@@ -89,9 +89,9 @@ add = getattr(module, "_kernels", module).add_cubin  # of an installed module, o
 changed = 0
 for cubin, image in images.items():
     if cubin.startswith(kind):
-        found, other = struct.pack("<f", 1.4426950408889634), struct.pack("<f", -1.4426950408889634)
-        changed += image.count(found)
-        add(cubin, image.replace(found, other))
+        scale, flipped = struct.pack("<f", 1.4426950408889634), struct.pack("<f", -1.4426950408889634)
+        changed += image.count(scale)
+        add(cubin, image.replace(scale, flipped))
 assert changed, f"no image of {name} that begins with {kind} holds log2(e)"
 result = self_test_calls.run(module, torch.device("cuda", 0), backend(name).variants)
 print("REASON", result.reason)

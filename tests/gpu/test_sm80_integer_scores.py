@@ -111,7 +111,7 @@ def test_scores_are_those_of_the_reference(
     module.launch("scores", (LENGTH // 16, LENGTH // 64), 32, q_tiles, k_tiles, scores, LENGTH)
     assert torch.equal(scores.cpu(), wanted)
     # The scales of Q lie first, one for each token in 4 bits and one for each group of each block of 128 in 8 bits.
-    found = scales[: LENGTH if mode == "4b" else LENGTH // 4].cpu()
+    stored = scales[: LENGTH if mode == "4b" else LENGTH // 4].cpu()
     of_tokens = prepared.q.scale[0, 0, :, 0] * math.log2(math.e)
     expected = of_tokens if mode == "4b" else of_tokens.view(-1, 4, 8)[:, 0].flatten()
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(stored, expected, rtol=1e-6, atol=0.0)

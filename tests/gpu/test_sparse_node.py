@@ -27,8 +27,8 @@ def focused() -> list[torch.Tensor]:
     directions = torch.linalg.qr(torch.randn(HEAD_DIM, HEAD_DIM, device="cuda"))[0]
     keys = 14.0 * directions[:BLOCKS].repeat_interleave(128, dim=0)
     noise = torch.randn(3, 128 * BLOCKS, HEAD_DIM, device="cuda")
-    found = (keys + 0.1 * noise[0], keys + 0.1 * noise[1], noise[2])
-    return [tensor.repeat(1, HEADS).bfloat16()[None] for tensor in found]
+    tensors = (keys + 0.1 * noise[0], keys + 0.1 * noise[1], noise[2])
+    return [tensor.repeat(1, HEADS).bfloat16()[None] for tensor in tensors]
 
 
 def sparse_session(mode: str) -> tuple[Session, str]:

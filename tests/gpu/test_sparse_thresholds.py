@@ -28,23 +28,23 @@ def test_errors(
     q, k, v = (tensor.to(dtype) for tensor in (q, k, v))
     blocks = (-(-q_length // 128), -(-kv_length // 128))
     scores = thresholds.rank_(torch.randn(2, q_heads, *blocks, device="cuda"))
-    others = torch.rand(1, q_heads, *blocks, device="cuda") < 0.8
-    others[..., 0] = True
+    compared = torch.rand(1, q_heads, *blocks, device="cuda") < 0.8
+    compared[..., 0] = True
     candidates = thresholds.candidates(scores)
     rows, scale = thresholds.sampled_rows(q_length, 1, q.device), head_dim**-0.5
-    found = thresholds.errors(q, k, v, scores, rows, scale=scale, thresholds=candidates, compared=others)
+    measured = thresholds.errors(q, k, v, scores, rows, scale=scale, thresholds=candidates, compared=compared)
 
     group = q_heads // kv_heads
     q, k, v = q.double()[:, :, rows], *(tensor.double().repeat_interleave(group, 1) for tensor in (k, v))
     logits = q @ k.mT * scale
     exact = logits.softmax(3) @ v
-    active = [scores > threshold[..., None, None] for threshold in candidates.unbind(2)] + [others.expand_as(scores)]
+    active = [scores > threshold[..., None, None] for threshold in candidates.unbind(2)] + [compared.expand_as(scores)]
     for place, kept in enumerate(active):
         tokens = kept[:, :, rows // 128].repeat_interleave(128, 3)[..., :kv_length]
         out = logits.masked_fill(~tokens, float("-inf")).softmax(3) @ v
         expected = (out - exact).norm(dim=(2, 3)) / exact.norm(dim=(2, 3))
         # Rounding P to the dtype changes what is measured by less than a hundredth.
-        torch.testing.assert_close(found[..., place].double(), expected, rtol=1e-2, atol=2e-4)
+        torch.testing.assert_close(measured[..., place].double(), expected, rtol=1e-2, atol=2e-4)
 
 
 def test_small_probabilities_of_long_fp16_calls_count() -> None:
@@ -54,16 +54,16 @@ def test_small_probabilities_of_long_fp16_calls_count() -> None:
     k, v = (torch.zeros(1, 1, near + far, 64, device="cuda", dtype=torch.float16) for _ in range(2))
     q[..., 0], k[..., :near, 0] = 8.0, 3.0
     v[..., :near, 0], v[..., near:, 1] = 1.0, 1.0
-    others = torch.zeros(1, 1, 1, blocks, device="cuda", dtype=torch.bool)
-    others[..., 0] = True
+    compared = torch.zeros(1, 1, 1, blocks, device="cuda", dtype=torch.bool)
+    compared[..., 0] = True
     rows, scores = torch.arange(64, device="cuda"), torch.zeros(1, 1, 1, blocks, device="cuda")
     at = torch.full((1, 1, 1), -1.0, device="cuda")
-    found = thresholds.errors(q, k, v, scores, rows, scale=0.5, thresholds=at, compared=others)
+    measured = thresholds.errors(q, k, v, scores, rows, scale=0.5, thresholds=at, compared=compared)
     of_near = near * math.exp(0.5 * 8.0 * 3.0)
     many = far / (of_near + far)
     assert 0.01 < many < 0.02 and 1 / (of_near + far) < 2**-24
     expected = math.hypot(many, many) / math.hypot(1 - many, many)
-    assert found[0, 0, 0].item() < 1e-6 and found[0, 0, 1].item() == pytest.approx(expected, rel=1e-2)
+    assert measured[0, 0, 0].item() < 1e-6 and measured[0, 0, 1].item() == pytest.approx(expected, rel=1e-2)
 
 
 def test_errors_where_torch_may_sum_in_fp16() -> None:
@@ -77,7 +77,7 @@ def test_errors_where_torch_may_sum_in_fp16() -> None:
     before = torch.backends.cuda.matmul.allow_fp16_accumulation
     torch.backends.cuda.matmul.allow_fp16_accumulation = True
     try:
-        found = thresholds.errors(q, k, v, scores, rows, scale=0.125, thresholds=at)
+        measured = thresholds.errors(q, k, v, scores, rows, scale=0.125, thresholds=at)
     finally:
         torch.backends.cuda.matmul.allow_fp16_accumulation = before
-    torch.testing.assert_close(found, expected, rtol=1e-2, atol=2e-4)
+    torch.testing.assert_close(measured, expected, rtol=1e-2, atol=2e-4)

@@ -87,12 +87,6 @@ class TestTimes:
         store.forget()
         assert accumulator() == "fp16"
 
-    def test_accumulators_that_the_caller_chose(self, timed: Callable[..., None]) -> None:
-        chosen = on_gpu(AttentionOptions(pv_accumulator="fp16"))
-        assert planned(plan(chosen)).options.pv_accumulator == "fp16"
-        timed({EIGHT_HALF: 2.0})
-        assert planned(plan(chosen)).options.pv_accumulator == "fp16"
-
     def test_an_exact_attention_in_the_place_of_a_mode(self, timed: Callable[..., None]) -> None:
         options = AttentionOptions(smooth_v=True, is_causal=True, layout="BHND", pv_accumulator="auto", rotate="off")
         assert server(options) == "sm89"  # nothing is known

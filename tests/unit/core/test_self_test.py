@@ -123,12 +123,6 @@ def test_a_module_that_fails_is_not_used_and_tested_again_by_the_next_process(ma
     assert backend.reason_against(signature) is None
 
 
-def test_constraints_come_first(machine: Machine) -> None:
-    backend = KernelBackend("sm90", ((9, 0),))
-    assert backend.reason_against(CallSignature.minimal(torch.device("cpu"), AttentionOptions())) is not None
-    assert machine.asked == []
-
-
 @pytest.mark.parametrize("error", [RuntimeError("no kernel\x1b[31m image"), ValueError("mode must be 8, got 4")])
 def test_a_module_that_raises_is_not_used(machine: Machine, error: Exception) -> None:
     machine.error = error

@@ -61,13 +61,13 @@ run = kernels.plan(**call).run
 attempt(run, 16, 16)
 attempt(run, 16, 16, 16, 16, 16)
 attempt(run, 16, q=16)
-attempt(run, *range(13))
+attempt(run, *range(14))
 """).splitlines()
     assert output == [
         "TypeError: run lacks the argument v",
         "TypeError: run lacks the argument stream",
         "TypeError: run got two values for q",
-        "TypeError: run takes at most 12 arguments, got 13",
+        "TypeError: run takes at most 13 arguments, got 14",
     ]
 
 
@@ -75,8 +75,9 @@ def test_positions_and_names_are_the_same_arguments(binding: Binding) -> None:
     binding.run("""
 import inspect
 names = list(inspect.signature(_C.Plan.run).parameters)[1:]
-plan = kernels.plan(**call, has_lse=True, mask_element=1, block_mask_key_blocks=1)
-values = dict(zip(names, range(16, 16 * 13, 16), strict=True), phase=0)
+operands = dict(has_lse=True, mask_element=1, block_mask_key_blocks=1, rotate_as_given=True)
+plan = kernels.plan(**{**call, "rotate": True}, **operands)
+values = dict(zip(names, range(16, 16 * 14, 16), strict=True), phase=0)
 plan.run(*values.values())
 plan.run(**values)
 plan.run(*list(values.values())[:6], **dict(list(values.items())[6:]))

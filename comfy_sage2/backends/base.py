@@ -37,7 +37,6 @@ class BoundCall(ABC):
 
     takes_reshaped = False
 
-
     @abstractmethod
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
         """Compute the attention; inputs are never written to.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import pad
 
 from .formats import NumberFormat
 
@@ -31,13 +32,23 @@ def quantize_groups(x: torch.Tensor, groups: torch.Tensor, number_format: Number
     return Quantized(number_format.round(x / scale), scale)
 
 
+# The smallest scale of a tile of V: what lies below it is not seen beside the channel's largest.
+_SMALLEST_TILE_SCALE = 2.0**-20
+
+
 def quantize_channels(
-    x: torch.Tensor, number_format: NumberFormat, maximum: float | None = None, *, powers_of_two: bool = False
+    x: torch.Tensor,
+    number_format: NumberFormat,
+    maximum: float | None = None,
+    *,
+    powers_of_two: bool = False,
+    tile: int | None = None,
 ) -> Quantized:
     """Quantize V (B, H, N, D) float32 with one scale a channel over all tokens; `scale` is (B, H, 1, D).
 
     `maximum` scales to less than the format's range, as a half-precision accumulator needs. powers_of_two: scales are
-    rounded up to such, so that elements of a float format keep their bits.
+    rounded up to such, so that elements of a float format keep their bits. tile: this many tokens share a second scale,
+    one for all channels: their largest relative to the channels' largest. `values` contain it.
     """
     limit = number_format.maximum if maximum is None else maximum
     if limit is None:
@@ -45,4 +56,15 @@ def quantize_channels(
     scale = (x.abs().amax(dim=2, keepdim=True) / limit).clamp_(min=torch.finfo(torch.float32).tiny)
     if powers_of_two:
         scale = scale.log2().ceil().exp2()
-    return Quantized(number_format.round(x / scale), scale)
+    if tile is None:
+        return Quantized(number_format.round(x / scale), scale)
+    tile_scale = _largest_of_tiles(x / scale, tile) / limit
+    tile_scale.clamp_(_SMALLEST_TILE_SCALE, 1.0)
+    return Quantized(number_format.round(x / scale / tile_scale) * tile_scale, scale)
+
+
+def _largest_of_tiles(x: torch.Tensor, tile: int) -> torch.Tensor:
+    """The largest finite magnitude of each `tile` tokens of x (B, H, N, D), over all channels: (B, H, N, 1)."""
+    magnitudes = x.abs().nan_to_num(0.0, 0.0).amax(dim=3)
+    tiles = pad(magnitudes, (0, -magnitudes.shape[2] % tile)).unflatten(2, (-1, tile)).amax(dim=3)
+    return tiles.repeat_interleave(tile, dim=2)[:, :, : x.shape[2], None]

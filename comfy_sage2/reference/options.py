@@ -34,6 +34,7 @@ class ReferenceOptions:
     p_format, v_format: E4M3, E5M2, INT8, FP16, BF16 or FP32.
     p_maximum, v_maximum: what P = 1 and V's channel maximum are scaled to; None is the largest of the format.
     v_powers_of_two: V's scales are rounded up to powers of two.
+    v_tile: keys that share a second scale of V, one for all channels; None: V has a scale a channel alone.
     p_of_step: P is rounded relative to the largest of its row in the step, and not to the row's running maximum.
     accumulator: precision of the P V accumulator inside a key block.
     two_level: add each key block's product to a float32 buffer; off, one accumulator runs over all keys.
@@ -56,6 +57,7 @@ class ReferenceOptions:
     p_maximum: float | None = None
     v_maximum: float | None = None
     v_powers_of_two: bool = False
+    v_tile: int | None = None
     p_of_step: bool = False
     accumulator: Accumulator = ACCUMULATE_FP22
     two_level: bool = True
@@ -98,6 +100,7 @@ class ReferenceOptions:
                 numerics,
                 p_format=UINT8,
                 v_format=INT8,
+                v_tile=groups.block_k,
                 p_of_step=True,
                 accumulator=ACCUMULATE_FP32,
             )

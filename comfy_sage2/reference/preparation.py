@@ -68,7 +68,9 @@ def prepare(
     return Prepared(
         q=q_quantized,
         k=k_quantized,
-        v=quantize_channels(v, options.v_format, options.v_maximum, powers_of_two=options.v_powers_of_two),
+        v=quantize_channels(
+            v, options.v_format, options.v_maximum, powers_of_two=options.v_powers_of_two, tile=options.v_tile
+        ),
         k_smooth=k,
         q_block_means=q_block_means,
         k_mean=k_mean,

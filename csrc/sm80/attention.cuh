@@ -53,6 +53,7 @@ class Attention {
     item.k = p.k_tiles + first_tile * kKBytes;
     item.k_scale = p.k_scale + first_tile * kKeyGroups;
     item.v = p.v_tiles + first_tile * kVBytes;
+    if constexpr (Pv::kOfKeyBlock) item.v_tile_scale = p.v_tile_scale + first_tile;
     item.bias = p.bias + batch * p.bias_batch_stride + head * p.bias_head_stride + index * p.bias_work_stride;
     item.mask_offset = batch * p.mask.batch_stride + head * p.mask.head_stride;
     const int keys = p.causal ? min((item.query_block + 1) * kQueryBlock, sizes.kv_length) : sizes.kv_length;
@@ -101,6 +102,10 @@ class Attention {
     int key_block = item.first_key_block;
     stage = 0;
     copy_keys(item.k, item.k_scale, key_block, stage);
+    if constexpr (Pv::kOfKeyBlock) {
+      __shared__ float2 value_sums[kThreads][kTiles];
+      output.value_sum = value_sums[threadIdx.x];
+    }
     output.clear();
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) rows[tile].clear();
@@ -115,6 +120,7 @@ class Attention {
         __syncthreads();  // K is there, nobody reads the last V any more
         copy_values(v, key_block);
         copy_keys(k, k_scale, next, kLayout.key_stage - stage);
+        if constexpr (Pv::kOfKeyBlock) v_tile_scale = __ldg(item.v_tile_scale + key_block);
         if (!quick_step(key_block < quick_key_blocks)) {
           full_step(key_block);
           quick_key_blocks = item.unlimited_key_blocks;
@@ -257,6 +263,7 @@ class Attention {
       for (int row = 0; row < 2; ++row) {
         base[row] = max_nan(largest[row] - Pv::kLog2OfLargest, kLowest);
         output.block_factor[tile][row] = exp2_approx(base[row] - rows[tile].base[row] + (149.f + Pv::kLog2OfUnit));
+        output.value_factor[tile][row] = output.block_factor[tile][row] * v_tile_scale;
       }
     }
     const float offset[2] = {Numbers::offset(scale[0], -base[0]), Numbers::offset(scale[1], -base[1])};
@@ -319,6 +326,7 @@ class Attention {
     const int batch = item.bh / p.sizes.q_heads, head = item.bh - batch * p.sizes.q_heads;
     T* out = static_cast<T*>(p.out.pointer) + batch * p.out.batch_stride + head * p.out.head_stride;
     float inverse[kTiles][2], attended[kTiles][2];  // a row of masked keys has the sum 0 and gives zeros
+    float offset[kTiles][2];                        // what V's offset added to the output
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
@@ -326,6 +334,10 @@ class Attention {
         const float sum = quad_sum(output.row_sum[tile][row]);
         attended[tile][row] = sum == 0.f ? 0.f : 1.f;
         inverse[tile][row] = sum == 0.f ? 0.f : 1.f / sum;
+        if constexpr (Pv::kOfKeyBlock) {
+          const float2 of_tile = output.value_sum[tile];
+          offset[tile][row] = Pv::kVOffset * quad_sum(row == 0 ? of_tile.x : of_tile.y);
+        }
         const int query = first_query(tile) + 8 * row;
         if (p.lse && lane % 4 == 0 && query < p.sizes.q_length) {
           const i64 at = i64(item.bh) * p.sizes.q_length + query;
@@ -351,12 +363,13 @@ class Attention {
           const int query = first_query(tile) + 8 * row;
           if (query >= p.sizes.q_length || channel >= p.sizes.head_dim) continue;
           T* to = out + query * p.out.token_stride + channel;
-          float x = output.value[tile][n][2 * row] * inverse[tile][row];
-          float y = output.value[tile][n][2 * row + 1] * inverse[tile][row];
+          float x = output.value[tile][n][2 * row], y = output.value[tile][n][2 * row + 1];
           if constexpr (Pv::kOfKeyBlock) {
-            x -= attended[tile][row] * Pv::kVOffset;
-            y -= attended[tile][row] * Pv::kVOffset;
+            x -= offset[tile][row];
+            y -= offset[tile][row];
           }
+          x *= inverse[tile][row];
+          y *= inverse[tile][row];
           if constexpr (Pv::kScaled) {
             x = x * scale.x + attended[tile][row] * mean.x;
             y = y * scale.y + attended[tile][row] * mean.y;
@@ -377,7 +390,8 @@ class Attention {
   Item& item;
   unsigned char* shared;
   int lane, first_tile;
-  int stage;  // offset of the keys that are worked on from those of the first stage
+  int stage;           // offset of the keys that are worked on from those of the first stage
+  float v_tile_scale;  // of the V that is worked on, where it has one
   Rows rows[kTiles];
   Output<Pv, kHeadDim, kTiles> output;
   unsigned packed[kTiles][Pv::kSteps][4];

@@ -50,13 +50,14 @@ struct QuantizeParams {
   Strided q, k, v;
   const float *k_mean, *v_mean, *v_scale;
   unsigned char *q_tiles, *k_tiles, *v_tiles;
-  float* q_scale;      // (q slices, query blocks, query_scales(bits)): with softmax scale and log2(e)
-  float* k_scale;      // (slices, key blocks, kKeyGroups)
-  float* q_mean;       // (q slices, query blocks, channels) when Q is smoothed
-  float* lse_shift;    // (q slices, q_length): scale * q . mean(K), or null
-  const int* shown;    // (slices): keys that the mask does not hide, or null: it cannot hide keys
-  const int* rotated;  // (slices), where heads are rotated each by itself
-  Mask mask;           // whose hidden keys are zeros
+  float* q_scale;       // (q slices, query blocks, query_scales(bits)): with softmax scale and log2(e)
+  float* k_scale;       // (slices, key blocks, kKeyGroups)
+  float* v_tile_scale;  // (slices, key blocks), of V in INT8: the largest relative to v_maximum, over all channels
+  float* q_mean;        // (q slices, query blocks, channels) when Q is smoothed
+  float* lse_shift;     // (q slices, q_length): scale * q . mean(K), or null
+  const int* shown;     // (slices): keys that the mask does not hide, or null: it cannot hide keys
+  const int* rotated;   // (slices), where heads are rotated each by itself
+  Mask mask;            // whose hidden keys are zeros
   Sizes sizes;
   i64 query_tiles, key_tiles;  // of all slices: blocks of the grid for Q, K and again key_tiles for V, in this order
   float scale;
@@ -89,6 +90,7 @@ struct KeyBiasParams {
 struct AttentionParams {
   const unsigned char *q_tiles, *k_tiles, *v_tiles;
   const float *q_scale, *k_scale, *v_scale, *v_mean;
+  const float* v_tile_scale;  // as in QuantizeParams
   const float* bias;
   i64 bias_batch_stride, bias_head_stride, bias_work_stride;
   const float* lse_shift;

@@ -169,6 +169,28 @@ struct QuantizedTensors {
     }
   }
 
+  // The largest number of a tile of V relative to v_maximum, which its channel's largest is scaled to: at most 1. What
+  // is not finite is left out: it has its say in the scale of its channel.
+  static __device__ __forceinline__ float tile_scale(const QuantizeParams& p, int bh, int first, KeyBits keys) {
+    __shared__ int largest_bits;
+    if (threadIdx.x == 0) largest_bits = 0;
+    __syncthreads();
+    const T* start = head_start<T>(p.v, bh, p.sizes.kv_heads);
+    const i64 channels = i64(bh) * kHeadDim + Pieces::channel();
+    float largest = 0.f;
+    for (int row = Pieces::row(); row < kKeyBlock; row += Pieces::kRowsAtOnce) {
+      if (!has_key(keys, row)) continue;
+      float x[8];
+      load_piece(x, start + (first + row) * p.v.token_stride, Pieces::channel(), p.sizes);
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        largest = fmaxf(largest, fabsf(Divisor(p.v_scale[channels + i]).divide(x[i] - p.v_mean[channels + i])));
+    }
+    atomicMax(&largest_bits, __float_as_int(largest));
+    __syncthreads();
+    return fminf(fmaxf(__int_as_float(largest_bits) / p.v_maximum, kSmallestTileScale), 1.f);
+  }
+
   // Transposes V through shared memory. Words: (8 channels, 16 bytes, lane). P: the product.
   template <class P>
   static __device__ __forceinline__ void values(const QuantizeParams& p, i64 tile, KeyBits keys,
@@ -180,6 +202,12 @@ struct QuantizedTensors {
     const int first = static_cast<int>(tile - i64(bh) * p.sizes.key_blocks) * kKeyBlock;
     const T* start = head_start<T>(p.v, bh, p.sizes.kv_heads);
     const int tokens = min(kKeyBlock, p.sizes.kv_length - first);
+    float of_tile = 1.f;
+    if constexpr (P::kOfKeyBlock) {
+      of_tile = tile_scale(p, bh, first, keys);
+      if (threadIdx.x == 0) p.v_tile_scale[tile] = of_tile;
+    }
+    const Divisor tile_divisor(of_tile);
     for (int base = 0; base < kHeadDim; base += kWidth) {
       __syncthreads();
       for (int row = Part::row(); row < tokens; row += Part::kRowsAtOnce) {
@@ -202,7 +230,8 @@ struct QuantizedTensors {
           const float mean = p.v_mean[statistic];
           const Divisor scale(p.v_scale[statistic]);
           const auto value = [&](int key) {
-            const float x = counts(key) ? scale.divide(to_float(shared[key][channel]) - mean) : 0.f;
+            float x = counts(key) ? scale.divide(to_float(shared[key][channel]) - mean) : 0.f;
+            if constexpr (P::kOfKeyBlock) x = tile_divisor.divide(x);
             // What storable_amax cuts off. Comparisons keep a NaN.
             return x > p.v_maximum ? p.v_maximum : x < -p.v_maximum ? -p.v_maximum : x;
           };

@@ -12,6 +12,9 @@ constexpr int kKeyGroups = 4;     // per-thread groups of a K block
 // Scales of a Q block: in 4 bits one for each row, which may be that of its per-thread group.
 constexpr int query_scales(int bits) { return bits == 4 ? kQueryBlock : kQueryGroups; }
 
+// The smallest scale of V's key block, where it has one: what lies below it is not seen beside the channel's largest.
+constexpr float kSmallestTileScale = 0x1p-20f;
+
 constexpr int kStatisticsTokens = 512;  // tokens that one block of the statistics pass sums
 constexpr int kStatistics = 3;          // sum, largest, largest of the negated
 constexpr int kDeltaBlock = 64;         // query blocks, and keys, of a tile of the smooth-Q correction

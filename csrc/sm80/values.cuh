@@ -87,8 +87,9 @@ struct ProbabilitiesE4m3 {
   }
 };
 
-// P in unsigned 8 bits, each row relative to its largest of the key block: 255 at most. A lane's words of V lie as
-// those of E4M3.
+// P in unsigned 8 bits, each row relative to its largest of the key block: 255 at most. V in whole numbers with a scale
+// a channel times one a key block, which multiplies the factor that P's row has anyway: a few loud tokens coarsen their
+// own key block alone. A lane's words of V lie as those of E4M3.
 struct ProbabilitiesU8 {
   static constexpr bool kOfKeyBlock = true;
   static constexpr float kLog2OfLargest = 7.994353436858858f;  // log2(255)
@@ -305,12 +306,18 @@ class Output {
  public:
   float value[kTiles][kHeadDim / 8][4];
   float row_sum[kTiles][2];
-  float block_factor[kTiles][2];  // from P of the key block to P of the running maximum, where they differ
+  // Where P is relative to its largest in the key block:
+  float block_factor[kTiles][2];  // from P of the key block to P of the running maximum
+  float value_factor[kTiles][2];  // the same times the scale of the key block's V
+  // P summed by that factor, this thread's part: what V's offset added to the output. In shared memory, since all
+  // registers are taken.
+  float2* value_sum;
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       row_sum[tile][0] = row_sum[tile][1] = 0.f;
+      if constexpr (Pv::kOfKeyBlock) value_sum[tile] = make_float2(0.f, 0.f);
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n)
         value[tile][n][0] = value[tile][n][1] = value[tile][n][2] = value[tile][n][3] = 0.f;
@@ -321,6 +328,10 @@ class Output {
   __device__ __forceinline__ void rescale(int tile, const float (&factor)[2]) {
     row_sum[tile][0] *= factor[0];
     row_sum[tile][1] *= factor[1];
+    if constexpr (Pv::kOfKeyBlock) {
+      const float2 sum = value_sum[tile];
+      value_sum[tile] = make_float2(sum.x * factor[0], sum.y * factor[1]);
+    }
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n) {
 #pragma unroll
@@ -330,7 +341,15 @@ class Output {
 
   __device__ __forceinline__ void add_row_sums(int tile, const float (&sum)[2]) {
 #pragma unroll
-    for (int row = 0; row < 2; ++row) row_sum[tile][row] = added(row_sum[tile][row], sum[row], tile, row);
+    for (int row = 0; row < 2; ++row) {
+      row_sum[tile][row] =
+          Pv::kOfKeyBlock ? fmaf(sum[row], block_factor[tile][row], row_sum[tile][row]) : row_sum[tile][row] + sum[row];
+    }
+    if constexpr (Pv::kOfKeyBlock) {
+      const float2 before = value_sum[tile];
+      value_sum[tile] =
+          make_float2(fmaf(sum[0], value_factor[tile][0], before.x), fmaf(sum[1], value_factor[tile][1], before.y));
+    }
   }
 
   // Adds P V of one key block. `v` points at this lane's words of the V tile.
@@ -358,9 +377,9 @@ class Output {
   }
 
  private:
-  // A sum over all keys and what a key block adds to it.
+  // An output over all keys and what a key block adds to it.
   __device__ __forceinline__ float added(float sum, float of_block, int tile, int row) const {
-    return Pv::kOfKeyBlock ? fmaf(of_block, block_factor[tile][row], sum) : sum + of_block;
+    return Pv::kOfKeyBlock ? fmaf(of_block, value_factor[tile][row], sum) : sum + of_block;
   }
 
   // Adds P times 8 channels of V to the accumulators of each tile.

@@ -97,3 +97,18 @@ def test_channels_of_v_have_their_own_scales() -> None:
     quantized = quantize_channels(v, E4M3)
     torch.testing.assert_close(quantized.scale, v.abs().amax(2, keepdim=True) / 448)
     assert ((quantized.values * quantized.scale - v).abs() <= v.abs() / 16 * 1.001 + quantized.scale * 2**-10).all()
+
+
+def test_loud_tokens_of_v_coarsen_their_own_tile_alone(fresh_seed: int) -> None:
+    generator = torch.Generator().manual_seed(fresh_seed)
+    v = torch.randn(2, 3, 150, 16, generator=generator) * torch.logspace(-3, 3, 16)
+    v[:, :, 70] *= 300
+    quantized = quantize_channels(v, INT8, tile=64)
+    relative = v.abs() / v.abs().amax(2, keepdim=True)
+    for first in (0, 64, 128):
+        tokens = slice(first, first + 64)
+        step = relative[:, :, tokens].amax((2, 3), keepdim=True) / 127
+        numbers = quantized.values[:, :, tokens] / 127 / step
+        assert ((numbers - numbers.round()).abs() < 1e-3).all() and numbers.round().abs().amax() == 127
+        error = (quantized.values * quantized.scale - v)[:, :, tokens].abs()
+        assert (error <= v.abs().amax(2, keepdim=True) * step * 0.501).all()

@@ -48,10 +48,12 @@ CASES = [
     (SM80, {"pv_accumulator": "fp16"}, ("fp16", "fp16")),
     (SM80, {"pv": "fp16"}, ("fp16", "fp32")),
     (SM80, {"pv": "fp16", "of_gpu": GEFORCE}, ("fp16", "fp16")),
-    (SM89, {}, ("fp8", "fp32")),
-    (SM89, {"of_gpu": GEFORCE}, ("fp8", "fp16")),
-    (SM89, {"pv": "int8", "of_gpu": GEFORCE}, ("int8", "fp32")),
-    (SM120, {"pv": "int8"}, ("int8", "fp32")),
+    (SM89, {}, ("int8", "fp32")),
+    (SM89, {"of_gpu": GEFORCE}, ("int8", "fp32")),
+    (SM89, {"pv_accumulator": "fp16"}, ("fp8", "fp16")),
+    (SM89, {"pv": "fp8", "of_gpu": GEFORCE}, ("fp8", "fp16")),
+    (SM120, {}, ("int8", "fp32")),
+    (SM120, {"pv": "mxfp8", "of_gpu": GEFORCE}, ("mxfp8", "fp32")),
     (SM90, {"of_gpu": "fp32"}, ("fp8", "fp32")),
     (SM80, {"mode": "precise"}, ("fp16", "fp32")),
     (SM89, {"mode": "precise", "of_gpu": GEFORCE}, ("fp16", "fp16")),
@@ -83,6 +85,20 @@ def test_the_reference_computes_no_product_that_no_kernel_has(fresh_seed: int) -
             assert (out - exact).norm() < 0.08 * exact.norm()
     of_precise = {("precise", pv, accumulator) for pv in ("fp8", "int8", "mxfp8") for accumulator in ACCUMULATORS}
     assert refused == {("8b", "int8", "fp16"), ("8b", "mxfp8", "fp16"), *of_precise}
+
+
+@pytest.mark.parametrize("loudness", [1, 30, 300])
+def test_int8_is_no_further_from_attention_than_fp8(loudness: float, fresh_seed: int) -> None:
+    """Loud tokens of V used to set the one scale of INT8 that all tokens of a channel had."""
+    generator = torch.Generator().manual_seed(fresh_seed)
+    q, k, v = (torch.randn(1, 2, 1100, 64, generator=generator).half() for _ in "qkv")
+    v[:, :, 5::509] *= loudness
+    exact = (q.double() @ k.double().mT / 8).softmax(3) @ v.double()
+    errors = {
+        pv: (attention(q, k, v, mode="8b", pv=pv, backend="reference") - exact).abs().sum() / exact.abs().sum()
+        for pv in ("int8", "fp8")
+    }
+    assert errors["int8"] < (0.5 if loudness == 1 else 1.1) * errors["fp8"]
 
 
 def test_the_references_sums_of_an_open_accumulator_suit_the_format() -> None:

@@ -46,7 +46,7 @@ help:
 	@echo "make format         let ruff and clang-format format the code"
 	@echo "make hooks          let git run the checks of .pre-commit-config.yaml before each commit"
 	@echo "make doctor         say which attention backends can run on this machine, and why others cannot"
-	@echo "make host-times     CPU time of a call with a driver that does nothing: compare before and after a change"
+	@echo "make host-times     CPU time of a call, without a GPU with a driver that does nothing: compare before and after a change"
 	@echo "make comfyui-tests  the node in every ComfyUI that is here, and the frontend in a browser"
 	@echo "make gpu-tests      the kernels on this machine's GPU"
 	@echo "make torch-tests    what a version of torch can break, with the oldest one and a newer one"

@@ -29,6 +29,7 @@ from .made_up_gpus import (
     WORKS,
     h100_times,
     made_up_gpu,
+    measured_times,
     seconds,
 )
 
@@ -202,18 +203,21 @@ def test_the_host_counts(host: dict[Candidate, float], faster: Candidate | None,
 EIGHT_ROTATED = Candidate("sm89", "8b", rotate=True)
 COLUMNS = {
     "ComfyUI's own": OWN, "8b": Candidate("sm90", "8b"), "8b with rotation": Candidate("sm90", "8b", rotate=True),
-    "torch-cudnn": CUDNN, "torch-flash": FLASH,
+    "precise": Candidate("sm90", "precise"), "torch-cudnn": CUDNN, "torch-flash": FLASH,
 }  # fmt: skip
 
 
-def published() -> dict[Work, dict[Candidate, float]]:
-    """Seconds of calls as an H100 took them, by `lab choices` on 2026-11-26; h100_calls.csv has microseconds."""
+def published(name: str = "h100_calls.csv") -> dict[Work, dict[Candidate, float]]:
+    """Seconds of calls as a GPU took them, by `lab choices`; the files have microseconds.
+
+    h100_calls.csv: an H100 on 2026-11-26; h200_calls.csv: calls of up to 4,608 tokens, an H200 on 2026-11-29.
+    """
     calls: dict[Work, dict[Candidate, float]] = {}
-    with (Path(__file__).parent / "h100_calls.csv").open(encoding="utf-8", newline="") as file:
+    with (Path(__file__).parent / name).open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             heads, queries, keys, head_dim = (int(row[name]) for name in ("heads", "queries", "keys", "head_dim"))
             work = Work(heads, queries, keys, head_dim, False, row["tokens together"] == "1", row["mask"] == "1")
-            calls[work] = {way: float(row[name]) / 1e6 for name, way in COLUMNS.items() if row[name]}
+            calls[work] = {way: float(row[name]) / 1e6 for name, way in COLUMNS.items() if row.get(name)}
     return calls
 
 
@@ -230,6 +234,28 @@ def test_calls_of_an_h100_take_the_fastest_one(rotate: bool) -> None:
         chosen = exact[0] if tuned.is_faster(exact[0], mine, work) else mine
         chosen = OWN if tuned.is_faster(OWN, chosen, work) else chosen
         assert seconds_of[chosen] <= 1.02 * min(seconds_of[candidate] for candidate in able), (work, chosen, seconds_of)
+
+
+@pytest.mark.parametrize("mine", [COLUMNS["8b"], COLUMNS["8b with rotation"], COLUMNS["precise"]])
+def test_short_calls_of_an_h200_take_the_fastest_one_in_a_row(mine: Candidate) -> None:
+    """Each call takes as long as the GPU or the host, for which ComfyUI's own costs four times what a kernel does."""
+    table, times = published("h200_calls.csv"), measured_times("h200_times.json")
+    assert len(table) == 50 and {mine, CUDNN, FLASH, OWN} <= times.host.keys()
+    tuned, blind = TunedChoices(times), TunedChoices(replace(times, multiprocessors=0))
+    wrong, errors = [], {True: 0.0, False: 0.0}
+    for work, seconds_of in table.items():
+        in_a_row = {way: max(seconds_of[way], times.host[way]) for way in (mine, CUDNN, FLASH, OWN)}
+        exact = Candidate(tuned.fastest_first([CUDNN.backend, FLASH.backend], work)[0])
+        chosen = exact if tuned.is_faster(exact, mine, work) else mine
+        chosen = OWN if tuned.is_faster(OWN, chosen, work) else chosen
+        if in_a_row[chosen] > 1.03 * min(in_a_row.values()):
+            wrong.append((work, chosen))
+        for knows_tiles, choices_of_times in ((True, tuned), (False, blind)):
+            predicted = choices_of_times.seconds(mine, work)
+            assert predicted is not None
+            errors[knows_tiles] += abs(predicted / seconds_of[mine] - 1.0) / len(table)
+    assert len(wrong) <= 3, wrong
+    assert errors[True] < 0.05 < errors[False]
 
 
 def test_another_package_is_not_the_fastest_on_an_h100() -> None:

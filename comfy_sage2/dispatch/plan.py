@@ -227,6 +227,12 @@ def _timed_as(signature: CallSignature) -> AttentionOptions:
     return replace(signature.options, rotate="off") if keeps_choice else signature.options
 
 
+def with_rotated_heads(signature: CallSignature) -> CallSignature:
+    """`signature` of calls that give back which heads they rotate."""
+    shape = torch.Size((signature.batch, signature.kv_heads))
+    return signature._replace(rotated_heads=TensorForm.contiguous(shape, torch.int32, signature.device))
+
+
 def rotated_plan(chooses: CallPlan, *, some: bool, reconsiders: bool = False) -> CallPlan | Refusal:
     """The plan of the calls of `chooses`, which give their rotated heads, once these are known.
 

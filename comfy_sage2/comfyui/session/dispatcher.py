@@ -16,13 +16,14 @@ from ...backends.base import Backend
 from ...call.call_site import CallSite
 from ...call.signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature, Routing
 from ...dispatch import registry
-from ...dispatch.plan import MOST_PLANS, Refusal, choose, plan
+from ...dispatch.plan import MOST_PLANS, Refusal, choose, plan, with_rotated_heads
 from ...options import EXACT, MODES, AttentionOptions
 from ...text import error_text
 from ..adapter.attention_call import AttentionCall
 from ..settings import ALWAYS, AUTO, AUTO_OR_REFERENCE, FASTEST, REFERENCE, SPARSE_OFF, Settings
 from .guard import DOWNGRADED, LESS_EXACT, PRECISE, Downgrade, Guard
 from .record import Decision, decision_of
+from .rotation import Rotations
 from .sparsity import BlockSparsity
 
 log = logging.getLogger("comfy_sage2")
@@ -52,6 +53,7 @@ class Dispatcher:
         idle_reason: why the node leaves the model as it is, or None when it is at work.
         guard: checks the outputs of backends; None where none is to be checked.
         sparsity: skips key blocks; None where all are computed.
+        rotations: which heads of a layer are rotated, kept from call to call; None where each call has its own.
         device: where the model is sampled, or None.
         routing: of the calls in the node's mode.
     """
@@ -77,6 +79,8 @@ class Dispatcher:
         self.guard = Guard() if settings.guard else None
         off = settings.sparse == SPARSE_OFF
         self.sparsity = None if off else BlockSparsity(settings.sparse, settings.dense_percent)
+        keeps = settings.rotate == AUTO and _takes_rotated_heads(expected)
+        self.rotations = Rotations() if keeps else None
         self.device = device
         backend = None if settings.backend == AUTO else settings.backend
         prefers_exact = settings.when != ALWAYS and backend is None
@@ -102,11 +106,15 @@ class Dispatcher:
             self.guard.reset()
         if self.sparsity is not None:
             self.sparsity.begin_sampling()
+        if self.rotations is not None:
+            self.rotations.begin_sampling()
 
     def end_sampling(self) -> None:
         """The sampling is over; passes of the model that come now belong to none."""
         if self.sparsity is not None:
             self.sparsity.end_sampling()
+        if self.rotations is not None:
+            self.rotations.end_sampling()
 
     def choose(self, call: AttentionCall, site: CallSite) -> Decision:
         """How the call at `site` is to be served.
@@ -195,6 +203,8 @@ class Dispatcher:
     def _planned(self, call: AttentionCall, options: AttentionOptions, routing: Routing) -> Decision:
         try:
             signature = call.signature(_of_call(options, call.scale, call.layout), routing)
+            if self.rotations is not None and options.mode != EXACT:
+                signature = with_rotated_heads(signature)
             return decision_of(plan(signature))
         except (TypeError, ValueError) as error:
             return Decision(reason=str(error))
@@ -224,6 +234,10 @@ class Dispatcher:
             lines.append(f"auto at head_dim {head_dim}: {decided.reason}")
         choices = choices_of(self.device)
         return lines if choices is None else [*lines, *(f"measured on this GPU: {line}" for line in choices.lines())]
+
+
+def _takes_rotated_heads(expected: Decision) -> bool:
+    return expected.backend is not None and registry.get(expected.backend).takes_rotated_heads()
 
 
 def _peers(settings: Settings) -> str:

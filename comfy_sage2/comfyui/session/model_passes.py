@@ -86,6 +86,7 @@ class ModelPass:
         step: sampling step, from 0.
         transformer_options: ComfyUI's options of this pass.
         evaluation: the number of the sampler's evaluation of the model that the pass is a part of.
+        device: its GPU, or None.
         changes: hooks and options that make the model another one for this pass.
         token_kinds: what its inputs say of the tokens of its self-attention.
         check_at_end: the pass can be made again, so the guard looks once at its end; else it looks at each output
@@ -102,6 +103,7 @@ class ModelPass:
     step: int
     transformer_options: dict[str, Any]
     evaluation: int = 0
+    device: torch.device | None = None
     changes: ModelChanges = frozenset()
     token_kinds: TokenKinds = ONE_KIND
     check_at_end: bool = False

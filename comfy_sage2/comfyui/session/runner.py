@@ -41,18 +41,26 @@ class Runner:
         model_pass: ModelPass,
         fallback: Fallback,
         *,
+        rotated_heads: torch.Tensor | None = None,
         keeps_inputs: bool = False,
     ) -> tuple[torch.Tensor, Decision, Sequence[str]]:
         """`Computed.out`, `Computed.decision` and `Computed.broken` of `call`.
 
         It is computed as `decision` says; by `fallback` when no backend is to, or it fails, or the guard objects. Where
-        the guard objects a more exact mode is tried before. keeps_inputs: q, k and v are looked at afterwards.
+        the guard objects a more exact mode is tried before. rotated_heads: of `OptionalTensors`, for the plan of
+        `decision`. keeps_inputs: q, k and v are looked at afterwards.
         """
         broken: list[str] = []
         while decision.plan is not None:
             try:
                 out, decision = self._by_plan(
-                    call, decision, site, model_pass, keeps_inputs=keeps_inputs, all_blocks=bool(broken)
+                    call,
+                    decision,
+                    site,
+                    model_pass,
+                    None if broken else rotated_heads,
+                    keeps_inputs=keeps_inputs,
+                    all_blocks=bool(broken),
                 )
             except NotFinite:
                 broken.append(decision.label)
@@ -75,6 +83,7 @@ class Runner:
         decision: Decision,
         site: CallSite,
         model_pass: ModelPass,
+        rotated_heads: torch.Tensor | None,
         *,
         keeps_inputs: bool,
         all_blocks: bool,
@@ -92,7 +101,9 @@ class Runner:
             flag = model_pass.nonfinite_flag(call.q.device)
             looks = flag is None
         mask = call.mask_4d()
-        optional = NO_TENSORS if mask is None and flag is None else OptionalTensors(mask, None, flag)
+        optional = NO_TENSORS
+        if not (mask is None and flag is None and rotated_heads is None):
+            optional = OptionalTensors(mask, None, flag, None, rotated_heads)
         sparsity = None if all_blocks else self._dispatcher.sparsity
         sparse = None if sparsity is None else sparsity.attend(call, plan, optional, site, model_pass, checks)
         if sparse is not None:

@@ -109,7 +109,7 @@ class Session:
         """A forward pass at noise level `sigma` starts on `device`."""
         self.record.begin_pass(start_timer(device), device)
         step = self._schedule.step(sigma, self.evaluations)
-        model_pass = ModelPass(self, step, transformer_options, self.evaluations)
+        model_pass = ModelPass(self, step, transformer_options, self.evaluations, device=device)
         with memory.unrecorded():  # these tensors live until the pass is through
             if self.dispatcher.guard is not None and model_passes.can_read_back(device):
                 model_pass.make_flag(device)
@@ -141,6 +141,8 @@ class Session:
         """The pass is through."""
         self.record.end_pass(len(model_pass.calls), packs.block_owner(model_pass.transformer_options))
         self._expected_calls = len(model_pass.calls)
+        if self.dispatcher.rotations is not None:
+            self.dispatcher.rotations.end_pass(model_pass.device)
         if model_pass.calls:
             if self.dispatcher.sparsity is not None:
                 self.dispatcher.sparsity.end_pass(model_pass)
@@ -157,11 +159,21 @@ class Session:
         """
         site = self._call_site(call, model_pass, options or {})
         device = call.q.device
-        chosen = self.dispatcher.choose(call, site)
+        chosen, rotations, rotated_heads = self.dispatcher.choose(call, site), self.dispatcher.rotations, None
+        if rotations is not None:
+            chosen, rotated_heads = rotations.decided(chosen, site)
         work, timer = self._work_of(call, chosen), self._start_timer(model_pass, device)
         out, decision, broken = self._runner.run(
-            call, chosen, site, model_pass, fallback, keeps_inputs=self.measures_quality
+            call,
+            chosen,
+            site,
+            model_pass,
+            fallback,
+            rotated_heads=rotated_heads,
+            keeps_inputs=self.measures_quality,
         )
+        if rotations is not None and rotated_heads is not None and not broken and decision.plan is chosen.plan:
+            rotations.ran(chosen, site)
         if timer is not NO_TIMER:
             timer.stop()
         if broken or (decision.plan is None and chosen.plan is not None):

@@ -42,9 +42,10 @@ def reference_attention(
     attn_mask: torch.Tensor | None = None,
     block_mask: BlockMask | None = None,
     nonfinite: torch.Tensor | None = None,
+    rotated_heads: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What `attention` gives by the reference, also while another backend has its place."""
-    optional = OptionalTensors.of(attn_mask, block_mask, nonfinite)
+    optional = OptionalTensors.of(attn_mask, block_mask, nonfinite, rotated_heads)
     signature = CallSignature.of(q, k, v, options, optional)
     return ReferenceBackend().bind(signature).run(q, k, v, optional)[0]
 
@@ -113,6 +114,7 @@ class _StandInCall(BoundCall):
             "attn_mask": optional.attn_mask,
             "block_mask": lists,
             "nonfinite": optional.nonfinite,
+            "rotated_heads": optional.rotated_heads,
         }
         present = {name: value for name, value in given.items() if value is not None}
         return self.attention(q, k, v, options=self.options, **present), None

@@ -1,0 +1,169 @@
+"""Which heads of a call site are rotated: the first call of a sampling chooses, and later calls get its answer.
+
+A choice is a look at a sample of each head in a call, which takes longer than all that rotation costs, and it hardly
+changes from one step to the next. It stays on the GPU, for every call of the layer with tensors of the same shapes:
+both halves of a guidance pair, in one batch or in passes of their own. Every tenth step is chosen anew. At the end of a
+pass that chose, the answers are copied to the host, which does not wait for them. From then on a layer in which no head
+gains has the calls that rotate none, and another one those that are planned for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ...call.call_site import CallSite
+from ...dispatch.plan import CallPlan, Refusal, rotated_plan
+from ...options import AUTO
+from ...system.readback import Readback
+from ..adapter import memory
+from .model_passes import can_read_back
+from .record import Decision, decision_of
+
+RENEWED_AFTER = 10  # steps
+_MOST_HEADS = 1 << 14  # of all layers, batch entries and shapes of a sampling
+
+
+class _Board:
+    """The rotated heads of all call sites on one device, in one tensor, so that one copy brings them to the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        with memory.unrecorded():  # it outlives the model's blocks
+            self._heads = torch.ones(_MOST_HEADS, dtype=torch.int32, device=device)
+        self._readback = Readback(_MOST_HEADS, torch.int32, device)
+        self._taken = 0
+        self._copies = 0  # that were started
+        self._has_choices = False  # since the last one
+        self._answers: list[float] = []
+        self._answered = 0  # the number of the copy that these are of
+
+    def take(self, shape: torch.Size) -> slice | None:
+        """A place for so many heads, or None where there is none."""
+        place = slice(self._taken, self._taken + shape.numel())
+        if place.stop > _MOST_HEADS:
+            return None
+        self._taken = place.stop
+        return place
+
+    def view(self, place: slice, shape: torch.Size) -> torch.Tensor:
+        return self._heads[place].view(shape)
+
+    def note_choice(self) -> int:
+        """A call has chosen: the number of the copy that will have its answer."""
+        self._has_choices = True
+        return self._copies + 1
+
+    def end_pass(self) -> None:
+        """Start a copy where a call has chosen since the last one."""
+        if self._has_choices:
+            self._has_choices = False
+            self._copies += 1
+            self._readback.start(self._heads)
+
+    def rotates_some(self, place: slice, copy: int) -> bool | None:
+        """Whether a head of the place is rotated, as the copy of this number or a later one says; None: not yet."""
+        if self._answered < copy:
+            if self._copies < copy or not self._readback.has_arrived():
+                return None
+            self._answers, self._answered = self._readback.values(), self._copies
+        return any(self._answers[place])
+
+
+class _Site:
+    """Calls of one plan at one call site."""
+
+    def __init__(self, chooses: Decision, board: _Board, place: slice, shape: torch.Size) -> None:
+        """chooses: how a call is served that chooses its heads."""
+        self.chooses = chooses
+        self.heads = board.view(place, shape)
+        self.chosen_in: int | None = None  # step
+        self._board, self._place = board, place
+        self._copy = 0
+        self._known: Decision | None = None  # how calls are served since the answer has arrived
+        self._until_known: Decision | None = None
+
+    def note_choice(self, step: int) -> None:
+        """The heads are chosen by a call that was made in this step."""
+        self.chosen_in, self._copy, self._known = step, self._board.note_choice(), None
+
+    def decided(self, step: int) -> Decision:
+        """How a call in this step is served."""
+        if self.chosen_in is None or not 0 <= step - self.chosen_in < RENEWED_AFTER:
+            return self.chooses
+        if self._known is not None:
+            return self._known
+        some = self._board.rotates_some(self._place, self._copy)
+        if some is not None:
+            self._known = self._planned(some=some, reconsiders=some)
+            return self._known
+        if self._until_known is None:
+            self._until_known = self._planned(some=True)
+        return self._until_known
+
+    def _planned(self, *, some: bool, reconsiders: bool = False) -> Decision:
+        plan = self.chooses.plan
+        assert plan is not None
+        planned = rotated_plan(plan, some=some, reconsiders=reconsiders)
+        if isinstance(planned, Refusal):  # ComfyUI's attention was measured to be faster than one with rotation
+            return decision_of(planned) if reconsiders else self.chooses
+        if planned.backend is not plan.backend:
+            return decision_of(planned)
+        return replace(self.chooses, plan=planned)  # the options that the user chose, in one line of the report
+
+
+class Rotations:
+    """The rotated heads of one sampling; several threads may call, each for a device of its own."""
+
+    def __init__(self) -> None:
+        self._active = False
+        self._boards: dict[torch.device, _Board] = {}
+        self._sites: dict[tuple[int, CallPlan], _Site | None] = {}
+
+    def begin_sampling(self) -> None:
+        """Forget the heads of the sampling before."""
+        self._active, self._boards, self._sites = True, {}, {}
+
+    def end_sampling(self) -> None:
+        """Free what is kept on the device."""
+        self._active, self._boards, self._sites = False, {}, {}
+
+    def decided(self, decision: Decision, site: CallSite) -> tuple[Decision, torch.Tensor | None]:
+        """How a call is served for which `decision` was made, and the heads that it writes or gets."""
+        plan = decision.plan
+        if plan is None or plan.signature.rotated_heads is None or plan.options.rotate != AUTO or not self._active:
+            return decision, None
+        if not can_read_back(plan.signature.device):  # a captured graph would keep the addresses
+            return decision, None
+        key = site.layer, plan
+        if key not in self._sites:
+            self._sites[key] = self._made(decision, plan)
+        of_site = self._sites[key]
+        if of_site is None:
+            return decision, None
+        served = of_site.decided(site.step)
+        takes = served.plan is not None and served.plan.signature.rotated_heads is not None
+        return served, of_site.heads if takes else None
+
+    def ran(self, decision: Decision, site: CallSite) -> None:
+        """A call was made as `decided` said, with its heads."""
+        if decision.plan is None:
+            return
+        of_site = self._sites.get((site.layer, decision.plan))
+        if of_site is not None:  # it is the plan that chooses
+            of_site.note_choice(site.step)
+
+    def end_pass(self, device: torch.device | None) -> None:
+        """A pass on `device` is through."""
+        board = None if device is None else self._boards.get(device)
+        if board is not None and device is not None and can_read_back(device):
+            board.end_pass()
+
+    def _made(self, decision: Decision, plan: CallPlan) -> _Site | None:
+        heads, device = plan.signature.rotated_heads, plan.signature.device
+        assert heads is not None
+        board = self._boards.get(device)
+        if board is None:
+            board = self._boards[device] = _Board(device)
+        place = board.take(heads.shape)
+        return None if place is None else _Site(decision, board, place, heads.shape)

@@ -1,0 +1,172 @@
+"""The heads of a layer are chosen in one call of a sampling, and later calls get them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session import rotation
+from comfy_sage2.comfyui.session.session import Session
+from comfy_sage2.dispatch.plan import TORCHS_IS_FASTER, CallPlan, Refusal, rotated_plan
+from comfy_sage2.dispatch.registry import UnsupportedError
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.reference.attention import reference_attention as algorithm
+from comfy_sage2.reference.options import ReferenceOptions
+from comfy_sage2.system.readback import Readback
+
+from .calls import ones, reasons, reference_attention, serve_by, session_with
+
+CPU = torch.device("cpu")
+HEADS = 2
+Tensors = tuple[torch.Tensor, ...]
+Calls = list[tuple[str, list[int] | None]]  # `rotate` of each call, and the heads that it got or gave
+
+
+def flat(tokens: int = 64, batch: int = 1) -> Tensors:
+    """No value is much larger than the others: rotation makes some so."""
+    shape = (batch, tokens, 64 * HEADS)
+    return tuple(torch.randn(shape).sign() * (0.75 + 0.25 * torch.rand(shape)) for _ in range(3))
+
+
+def loud(tokens: int = 64, batch: int = 1) -> Tensors:
+    """In the second head one channel is loud, which rotation spreads."""
+    q, k, v = flat(tokens, batch)
+    q[..., 64 + 5] *= 20
+    k[..., 64 + 9] *= 20
+    return q, k, v
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    found: Calls = []
+
+    def attention(*tensors: torch.Tensor, options: AttentionOptions, **given: Any) -> torch.Tensor:
+        out = reference_attention(*tensors, options=options, **given)
+        heads = given.get("rotated_heads")
+        found.append((options.rotate, None if heads is None else heads.flatten().tolist()))
+        return out
+
+    serve_by(monkeypatch, attention)
+    return found
+
+
+def run_pass(session: Session, sigma: float, *layers: Tensors) -> list[torch.Tensor]:
+    """A pass of the model, which calls attention once in each layer."""
+    override = make_override(session)
+
+    def model() -> list[torch.Tensor]:
+        return [override(ones, *layer, HEADS, _inside_attn_wrapper=True, transformer_options={}) for layer in layers]
+
+    return session.run_pass(session.begin_pass(sigma, CPU, {}), model)
+
+
+def expected(layer: Tensors, rotate: str) -> torch.Tensor:
+    q, k, v = (tensor.unflatten(2, (HEADS, 64)).transpose(1, 2) for tensor in layer)
+    out, _ = algorithm(q, k, v, ReferenceOptions.of(AttentionOptions("8b", rotate=rotate)))
+    return out.transpose(1, 2).flatten(2)
+
+
+def test_the_first_call_of_a_layer_chooses_for_the_others(calls: Calls) -> None:
+    """The other half of a guidance pair, too. Where no head gains, the calls are those that rotate none."""
+    session = session_with(rotate="auto")
+    layers = flat(), loud()
+    outs = run_pass(session, 1.0, *layers)
+    assert calls == [("auto", [0, 0]), ("auto", [0, 1])]
+    for sigma in (1.0, 0.75, 0.5):
+        calls.clear()
+        later = run_pass(session, sigma, *layers)
+        assert calls == [("off", None), ("given", [0, 1])]
+        assert all(map(torch.equal, later, outs))
+
+
+def test_until_the_answer_is_there_calls_get_the_heads(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived: list[bool] = []
+    monkeypatch.setattr(Readback, "has_arrived", lambda readback: bool(arrived))
+    session = session_with(rotate="auto")
+    layer = flat()
+    (wanted,) = run_pass(session, 1.0, layer)
+    (out,) = run_pass(session, 1.0, layer)
+    assert torch.equal(out, wanted)
+    arrived.append(True)
+    run_pass(session, 0.75, layer)
+    assert calls == [("auto", [0, 0]), ("given", [0, 0]), ("off", None)]
+
+
+def test_a_layer_that_changes_is_seen_in_the_tenth_step(calls: Calls) -> None:
+    """Its statistics are others from step 4 on: rotation is renewed in step 10, and not before."""
+    session = session_with(rotate="auto")
+    sigmas = [1.0 - step / 25 for step in range(26)]
+    session.begin_sampling(sigmas)
+    before, after = flat(), loud()
+    assert not torch.equal(expected(after, "auto"), expected(after, "off"))
+    for step in range(25):
+        layer = before if step < 4 else after
+        (out,) = run_pass(session, sigmas[step], layer)
+        assert torch.equal(out, expected(layer, "auto" if step < 4 or step >= 10 else "off")), step
+    rotates = [rotate for rotate, _ in calls]
+    assert [step for step, rotate in enumerate(rotates) if rotate == "auto"] == [0, 10, 20]
+    assert set(rotates[1:10]) == {"off"} and set(rotates[11:20]) == {"given"}
+
+
+def test_other_shapes_are_chosen_by_themselves(calls: Calls) -> None:
+    """As of two prompts of different lengths in turn: neither is chosen anew by the other."""
+    session = session_with(rotate="auto")
+    short, long, pair = loud(64), loud(80), loud(64, batch=2)
+    for layer in (short, long, pair, short, long, pair):
+        run_pass(session, 1.0, layer)
+    assert [rotate for rotate, _ in calls] == ["auto"] * 3 + ["given"] * 3
+    assert calls[-1][1] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("restart", [lambda session: session.begin_sampling([1.0, 0.5, 0.0]), lambda session: None])
+def test_a_sampling_keeps_its_heads_for_itself(calls: Calls, restart: Callable[[Session], None]) -> None:
+    session = session_with(rotate="auto")
+    layer = flat()
+    for _ in range(2):
+        run_pass(session, 1.0, layer)
+    session.end_sampling()
+    restart(session)
+    run_pass(session, 1.0, layer)
+    assert [rotate for rotate, _ in calls] == ["auto", "off", "auto"]
+    run_pass(session, 1.0, layer)
+    assert calls[-1][0] == ("off" if calls[-2][1] is not None else "auto")
+
+
+def test_where_rotation_makes_it_slower_than_another_attention_that_serves(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the heads are known a call counts as one that rotates none. Chosen anew it is again a backend's."""
+
+    def refusing(chooses: CallPlan, *, some: bool, reconsiders: bool = False) -> CallPlan | Refusal:
+        if reconsiders:
+            return Refusal(UnsupportedError, TORCHS_IS_FASTER)
+        return rotated_plan(chooses, some=some)
+
+    monkeypatch.setattr(rotation, "rotated_plan", refusing)
+    session = session_with(rotate="auto")
+    sigmas = [1.0 - step / 12 for step in range(13)]
+    session.begin_sampling(sigmas)
+    left = [torch.equal(run_pass(session, sigma, loud())[0], torch.ones(1, 64, 128)) for sigma in sigmas[:12]]
+    assert left == [step not in (0, 10) for step in range(12)]
+    assert [rotate for rotate, _ in calls] == ["auto"] * 2
+    assert TORCHS_IS_FASTER in reasons(session.record.summary())
+
+
+@pytest.mark.parametrize("rotate", ["on", "off"])
+def test_what_the_user_chose_is_kept(calls: Calls, rotate: str) -> None:
+    session = session_with(rotate=rotate)
+    for _ in range(3):
+        run_pass(session, 1.0, loud())
+    assert calls == [(rotate, None)] * 3
+
+
+def test_the_report_has_one_line(calls: Calls) -> None:
+    session = session_with(rotate="auto")
+    for sigma in (1.0, 0.75):
+        run_pass(session, sigma, flat(), loud())
+    (share,) = session.record.summary().shares
+    assert (share.calls, share.decision.label) == (4, "reference · 8b")

@@ -84,13 +84,13 @@ def test_status_1_when_none_works(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_the_verdict_names_every_device() -> None:
-    found = [
+    verdicts = [
         doctor.Verdict("cuda:0", "8b", {"a": None, "b": "no"}),
         doctor.Verdict("cuda:0", "4b", {"a": "no", "b": None}),
         doctor.Verdict("cuda:0", "precise", {"a": None, "b": None}),
         doctor.Verdict("cuda:1", "8b", {"a": "too old", "b": "no"}),
     ]
-    assert doctor.conclusion(found) == (
+    assert doctor.conclusion(verdicts) == (
         "verdict: a runs 8b, precise on cuda:0; b runs 4b on cuda:0; "
         "no kernel runs on cuda:1, so models on it keep ComfyUI's own attention. Cause: too old"
     )
@@ -99,8 +99,8 @@ def test_the_verdict_names_every_device() -> None:
 def test_the_verdict_names_the_reason_of_the_gpus_own_kernels() -> None:
     """Kernels for other GPUs come first in the order of preference, and their reason helps nobody."""
     other, own = "[SA-103] these kernels need compute capability 9.0, got 8.9", "[SA-102] the driver is too old"
-    found = [doctor.Verdict("cuda:0", mode, {"sm90": other, "sm89": own}) for mode in ("8b", "4b")]
-    assert doctor.conclusion(found).endswith(f"Cause: {own}")
+    verdicts = [doctor.Verdict("cuda:0", mode, {"sm90": other, "sm89": own}) for mode in ("8b", "4b")]
+    assert doctor.conclusion(verdicts).endswith(f"Cause: {own}")
 
 
 def test_a_machine_without_a_driver_is_told_so_once(
@@ -198,8 +198,8 @@ def test_it_names_attentions_of_other_packages(
         raise AssertionError("no such GPU")
 
     installed.update({"works": "1.2", "fails": "3.4"})
-    found = (Peer("one", "works", load), Peer("two", "fails", fail), Peer("three", "missing", fail))
-    monkeypatch.setattr(doctor, "PEERS", found)
+    peers = (Peer("one", "works", load), Peer("two", "fails", fail), Peer("three", "missing", fail))
+    monkeypatch.setattr(doctor, "PEERS", peers)
     doctor.main([])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     at = lines.index("attentions of other packages")

@@ -50,8 +50,8 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def _reasons() -> dict[str, str | None]:
     q = torch.empty(1, 8, 1024, 128, dtype=torch.float16, device=GPU)
-    found = explain(q, q, q)
-    return {name: found[name] for name in KERNELS}
+    reasons = explain(q, q, q)
+    return {name: reasons[name] for name in KERNELS}
 
 
 @pytest.mark.parametrize("gpu", WITHOUT, indirect=True, ids="{0[0]}.{0[1]}".format)
@@ -106,8 +106,8 @@ def test_an_amd_gpu(gpu: tuple[int, int], monkeypatch: pytest.MonkeyPatch, capsy
 def test_a_torch_without_cuda_is_named_as_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     reason = probe(torch.device("cpu"), Settings()).reason
-    found = f"this torch ({torch.__version__}) is built without CUDA"
-    assert reason == f"[SA-103] the kernels need an NVIDIA GPU, and {found}: install a torch with CUDA, or {OWN}"
+    cause = f"this torch ({torch.__version__}) is built without CUDA"
+    assert reason == f"[SA-103] the kernels need an NVIDIA GPU, and {cause}: install a torch with CUDA, or {OWN}"
 
 
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

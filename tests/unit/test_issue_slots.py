@@ -38,16 +38,16 @@ def test_steady_state_leaves_out_the_cold_path() -> None:
 def test_report_counts_per_score_and_names_the_limits() -> None:
     code, labels = count_issue_slots.parse(LISTING)["kernel"]
     path = count_issue_slots.steady_state(code, labels)
-    found = count_issue_slots.report(path, head_dim=64, card=count_issue_slots.CARDS["RTX 4090"])
+    counts = count_issue_slots.report(path, head_dim=64, card=count_issue_slots.CARDS["RTX 4090"])
     # One product with 64 channels: 128 scores, 4 for each of the 32 lanes.
-    assert (found.instructions, found.scores) == (9, 128)
-    assert found.per_score == {"tensor": 0.5, "MUFU": 0.25, "ALU": 0.25, "FMA": 0.25, "memory": 0.5, "other": 0.5}
-    assert found.ceilings["MUFU"] == pytest.approx(4 * 128 * 64 * 16 / 32 * 128 * 2.52e-3)
+    assert (counts.instructions, counts.scores) == (9, 128)
+    assert counts.per_score == {"tensor": 0.5, "MUFU": 0.25, "ALU": 0.25, "FMA": 0.25, "memory": 0.5, "other": 0.5}
+    assert counts.ceilings["MUFU"] == pytest.approx(4 * 128 * 64 * 16 / 32 * 128 * 2.52e-3)
     # INT4 at 1321.2 TOPS and E4M3 with FP32 sums at 330.3, as the data sheet has them.
     seconds = 2 * 128 * (64 / 1321.2 + 32 / 330.3) * 1e-12
-    assert found.ceilings["tensor"] == pytest.approx(4 * 128 * 64 / seconds * 1e-12, rel=1e-3)
+    assert counts.ceilings["tensor"] == pytest.approx(4 * 128 * 64 / seconds * 1e-12, rel=1e-3)
     # LDS.128 of 32 lanes takes four clocks of 128 bytes; the LDS is padding.
-    assert found.ceilings["shared memory"] == pytest.approx(4 * 128 * 64 / 4 * 128 * 2.52e-3)
+    assert counts.ceilings["shared memory"] == pytest.approx(4 * 128 * 64 / 4 * 128 * 2.52e-3)
 
 
 @pytest.mark.parametrize(

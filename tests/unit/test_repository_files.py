@@ -46,13 +46,13 @@ def test_binary_files_are_few_bytes(tracked: dict[str, int]) -> None:
 
 def test_every_other_file_is_a_text(tracked: dict[str, int]) -> None:
     """So that the bytes above are all."""
-    others = [name for name in tracked if Path(name).suffix.lower() not in BINARY]
-    assert len(others) > 500
-    assert [name for name in others if b"\0" in (REPOSITORY / name).read_bytes()] == []
+    texts = [name for name in tracked if Path(name).suffix.lower() not in BINARY]
+    assert len(texts) > 500
+    assert [name for name in texts if b"\0" in (REPOSITORY / name).read_bytes()] == []
 
 
 def test_the_demos_weights_are_not_trained_anew(tracked: dict[str, int]) -> None:
-    found = {name: hashlib.sha256((MODELS / name).read_bytes()).hexdigest()[:32] for name in WEIGHTS}
-    assert found == WEIGHTS
+    digests = {name: hashlib.sha256((MODELS / name).read_bytes()).hexdigest()[:32] for name in WEIGHTS}
+    assert digests == WEIGHTS
     weights = {name for name in tracked if name.endswith(".safetensors")}
     assert weights == {(MODELS / name).relative_to(REPOSITORY).as_posix() for name in WEIGHTS}

@@ -31,9 +31,9 @@ def test_a_missing_package_is_listed_with_the_reason(monkeypatch: pytest.MonkeyP
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", not_installed)
-    found = peers.find(["sageattention", "flash-attention-3", "torch-flash"])
-    assert [candidate.name for candidate in found.able] == ["FlashAttention-2"]
-    assert found.missing == {
+    candidates = peers.find(["sageattention", "flash-attention-3", "torch-flash"])
+    assert [candidate.name for candidate in candidates.able] == ["FlashAttention-2"]
+    assert candidates.missing == {
         "sageattention": "not installed (pip install sageattention)",
         "flash-attention-3": "not installed (pip install flash_attn_3); not installed (pip install fa3-fwd)",
     }

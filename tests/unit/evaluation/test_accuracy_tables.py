@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def measured() -> dict[str, Measured]:
     samples = synthetic_samples(0, layers=3, tokens=300, heads=1)
-    return {one.table.key: one for one in measure([*PAPER, attentions(None)], samples, CPU)}
+    return {result.table.key: result for result in measure([*PAPER, attentions(None)], samples, CPU)}
 
 
 def test_every_row_of_the_paper_is_measured(measured: dict[str, Measured]) -> None:

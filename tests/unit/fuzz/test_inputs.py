@@ -47,9 +47,9 @@ def changed(draw: st.DrawFn, document: Any) -> Any:
     """A copy of a JSON value with some of its entries replaced or removed."""
     copy = deepcopy(document)
     for _ in range(draw(st.integers(1, 3))):
-        found = list(places(copy))
-        if found:
-            holder, key = draw(st.sampled_from(found))
+        entries = list(places(copy))
+        if entries:
+            holder, key = draw(st.sampled_from(entries))
             if draw(st.booleans()):
                 holder[key] = draw(VALUES)
             else:
@@ -98,13 +98,13 @@ INPUTS = {field.name: OF_TYPE[type(field.default)] for field in fields(Settings)
 @given(st.fixed_dictionaries({}, optional=INPUTS))
 def test_inputs_of_the_node(values: dict[str, Any]) -> None:
     try:
-        found = Settings().with_inputs(values)
+        chosen = Settings().with_inputs(values)
     except (TypeError, ValueError) as error:
         assert_harmless(error)
     else:
-        for note in found.notes:
+        for note in chosen.notes:
             assert_harmless(ValueError(note))
-        assert found.describe() == one_line(found.describe())
+        assert chosen.describe() == one_line(chosen.describe())
 
 
 @often

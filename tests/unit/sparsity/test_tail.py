@@ -46,8 +46,8 @@ def test_tail_is_attention_to_means(lengths: tuple[int, int]) -> None:
     active[0, 0] = True
     active[1, 1] = False
     pairs = [(b, h) for b in range(2) for h in range(4)]
-    found = [of_lists(q[b, h], k[b, h // 2], v[b, h // 2], active[b, h], 0.4) for b, h in pairs]
-    out, lse = (torch.stack(x).unflatten(0, (2, 4)) for x in zip(*found, strict=True))
+    exact = [of_lists(q[b, h], k[b, h // 2], v[b, h // 2], active[b, h], 0.4) for b, h in pairs]
+    out, lse = (torch.stack(x).unflatten(0, (2, 4)) for x in zip(*exact, strict=True))
     dense_before, lse = out[0, 0].clone(), lse.float()
     add_tail_(None, q, k, v, out, lse, BlockMask.from_dense(active).lists, 0.4)
     for b, h in pairs:

@@ -70,17 +70,17 @@ def test_rows_of_which_nothing_is_left_are_lost_and_not_unknown() -> None:
     # Without the only block that counts in the first one's rows.
     ranks = torch.tensor([-200.0, 0.0]).expand(1, 1, 2, 2)
     at = torch.full((1, 1, 1), -10.0)
-    found = thresholds.errors(q, k, v, ranks, torch.arange(0, 128, 9), scale=10.0, thresholds=at)
-    assert found.shape == (1, 1, 1) and 0.9 < found.item() < 2.5
+    errors = thresholds.errors(q, k, v, ranks, torch.arange(0, 128, 9), scale=10.0, thresholds=at)
+    assert errors.shape == (1, 1, 1) and 0.9 < errors.item() < 2.5
     everything = torch.full((1, 1, 2, 2), -200.0)
-    found = thresholds.errors(q, k, v, everything, torch.arange(0, 256, 9), scale=10.0, thresholds=at)
-    assert found.item() == pytest.approx(1.0)
+    errors = thresholds.errors(q, k, v, everything, torch.arange(0, 256, 9), scale=10.0, thresholds=at)
+    assert errors.item() == pytest.approx(1.0)
 
 
 def test_the_loosest_within_the_bound_with_all_stricter_ones() -> None:
-    found = torch.tensor([[[0.0, 0.001, 0.02, 0.003], [0.5, 0.5, 0.0, 0.0], [0.0, math.nan, 0.0, 0.0]]])
-    assert thresholds.loosest(found, 0.01).tolist() == [[1, 0, 0]]
-    assert thresholds.loosest(found, 0.03)[0, 0] == 3
+    errors = torch.tensor([[[0.0, 0.001, 0.02, 0.003], [0.5, 0.5, 0.0, 0.0], [0.0, math.nan, 0.0, 0.0]]])
+    assert thresholds.loosest(errors, 0.01).tolist() == [[1, 0, 0]]
+    assert thresholds.loosest(errors, 0.03)[0, 0] == 3
 
 
 @pytest.mark.parametrize("score_bytes", [1, 64 << 20], ids=["head by head", "all heads"])

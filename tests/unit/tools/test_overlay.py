@@ -68,10 +68,10 @@ def test_files_of_a_commit(comfyui: Path, tmp_path: Path) -> None:
 def test_functions_that_the_older_tree_lacks_are_added(comfyui: Path, tmp_path: Path) -> None:
     newer = write(tmp_path / "newer", **{ATTENTION: "new = 1\n"})
     make_overlay(comfyui, [str(newer)], tmp_path / OVERLAY)
-    found: dict[str, object] = {}
-    exec((tmp_path / OVERLAY / "comfy/model_prefetch.py").read_text(), found)
-    assert callable(pop := found["prefetch_queue_pop"]) and pop(None, None, None, malloc_scope="block") == "popped"
-    assert callable(enabled := found["malloc_graph_enabled"]) and enabled(None) is False
+    members: dict[str, object] = {}
+    exec((tmp_path / OVERLAY / "comfy/model_prefetch.py").read_text(), members)
+    assert callable(pop := members["prefetch_queue_pop"]) and pop(None, None, None, malloc_scope="block") == "popped"
+    assert callable(enabled := members["malloc_graph_enabled"]) and enabled(None) is False
 
 
 def test_newer_node_files_are_loaded(comfyui: Path, tmp_path: Path) -> None:

@@ -145,6 +145,7 @@ class Bound:
     """Calls of a kernel module, counted in `made`."""
 
     made = 0
+    takes_reshaped = False
 
     def __init__(self, *arguments: object) -> None: ...
 

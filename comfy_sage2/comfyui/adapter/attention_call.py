@@ -36,7 +36,8 @@ class AttentionCall:
         skip_output_reshape: the caller wants (B, H, N, D) back instead of (B, N, H * D).
         scale: softmax scale; None means 1/sqrt(D).
         enable_gqa: k and v may have fewer heads than q.
-        low_precision_attention: False where the model forbids a quantized attention.
+        low_precision_attention: False where the model forbids a quantized attention. Beside a mask it says no more
+            than that the masks of another package's kernels are not to be trusted: LTX sets it so for its guides.
         unknown: arguments that this adapter does not understand.
         declared: in words the attention that the model's file asks for in this layer, where it is to serve what this
             node leaves; else None.
@@ -183,7 +184,7 @@ class AttentionCall:
         """Why the call must be left to ComfyUI's attention on every machine, or None."""
         if self.unknown:
             return f"[SA-308] the model passes arguments that this version does not know: {', '.join(self.unknown)}"
-        if not self.low_precision_attention:
+        if not self.low_precision_attention and self.mask is None:
             return "[SA-306] the model asks for full precision here (low_precision_attention=False)"
         if self.needs_gradient:
             return "[SA-307] the call needs gradients, and quantized attention has none"

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+import torch
+
 from ...text import one_line
 from .attention_call import comfyui_attention
 
@@ -28,6 +30,26 @@ def owner_of(function: object) -> str:
         return f"ComfyUI's {_NODES[parts[-1]]}"
     chosen = _chosen(function)
     return "ComfyUI's attention node" if chosen is None else f"ComfyUI's attention node ({chosen})"
+
+
+def pack_around(model_options: Mapping[str, Any]) -> str | None:
+    """The folder of the pack whose function ComfyUI calls in place of the model's `apply_model`, or None."""
+    return _pack_of(model_options.get("model_function_wrapper"))
+
+
+def pack_within(model: torch.nn.Module) -> str | None:
+    """The folder of the pack that has put a function of its own in the place of a method in `model`, or None."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if callable(value) and callable(getattr(type(module), name, None)):
+                pack = _pack_of(getattr(value, "__func__", value))
+                if pack is not None:
+                    return pack
+    return None
+
+
+def _pack_of(function: object) -> str | None:
+    return owner_of(function) if "custom_nodes" in _parts(getattr(function, "func", function))[:-1] else None
 
 
 def _parts(function: object) -> list[str]:

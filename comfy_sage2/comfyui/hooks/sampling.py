@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...timing.measure import ensure_timed
+from ..adapter import packs
 from ..adapter.declared_attention import declared_layers
 from ..adapter.pass_options import changes_of, has_cross_attention
 from ..adapter.token_kinds import TokenKinds
@@ -54,6 +55,7 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
                 times_calls=reads_times(),
                 measures_quality=measures_quality(),
             )
+            session.pack_in_model = packs.pack_around(guider.model_options)
             session.compiled = COMPILE_OPTIONS in guider.model_options
 
         _drop_stale_compilation(guider.model_patcher, guider.model_options)
@@ -123,9 +125,14 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
             and not session.measures_quality
         )
         with watching(session, options):
-            return session.run_pass(
+            out = session.run_pass(
                 model_pass, lambda: executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
             )
+        if session.layers is None and session.pack_in_model is None:
+            diffusion_model = getattr(executor.class_obj, DIFFUSION_MODEL, None)
+            if isinstance(diffusion_model, torch.nn.Module):
+                session.pack_in_model = packs.pack_within(diffusion_model)
+        return out
 
     return wrapper
 

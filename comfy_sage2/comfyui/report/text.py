@@ -37,6 +37,7 @@ NOT_MEASURED = (
     "Switch it on in this node and sample again with another seed."
 )
 WORST_LAYERS = 3
+_STAND_IN = "Start ComfyUI with --use-sage-attention, and this pack computes what goes by ComfyUI's attention"
 
 
 def _headline(summary: Summary) -> str:
@@ -123,9 +124,13 @@ def _why_nothing(session: Session, summary: Summary) -> str | None:
     taken = _taken_blocks(summary)
     if taken:
         return f"[SA-316] {'; '.join(taken)}"
+    silent = f"[SA-317] {session.model} ran {summary.passes} times, and none of its attention calls reached the node"
+    pack = session.pack_in_model
+    if pack is None:
+        return f"{silent}: its code calls attention without ComfyUI's hook. {_STAND_IN}"
     return (
-        f"[SA-317] {session.model} ran {summary.passes} times, and none of its attention calls reached the node: its "
-        "code calls attention without ComfyUI's hook, or another pack has put functions of its own into the model"
+        f"{silent}: its code calls attention without ComfyUI's hook, or {pack} does, which runs the model with "
+        f"functions of its own. Try it without the nodes of {pack}. {_STAND_IN}"
     )
 
 

@@ -43,6 +43,7 @@ class Session:
         declared: what the model's file asks for; known from the node on, and anew from the first pass of a sampling.
         compiled: the model was sampled last as compiled code, from which what a file asks for cannot be read.
         prompt: the run of ComfyUI's queue in which that was, or None outside of one.
+        pack_in_model: a pack that put functions of its own around the model or into it in the last sampling, or None.
         evaluations: of the model that samplers have begun, each of one or more passes.
         measures_quality: the outputs of backends are compared with full precision in this sampling.
         publish_status: takes what the node has to say after a sampling.
@@ -60,6 +61,7 @@ class Session:
         self.declared: DeclaredLayers = NONE_DECLARED
         self.compiled = False
         self.prompt: str | None = None
+        self.pack_in_model: str | None = None
         self.evaluations = 0
         self.measures_quality = False
         self.publish_status: Callable[[str], None] = lambda text: None

@@ -47,6 +47,17 @@ def test_fallback_is_counted_with_its_reason(
     assert reasons(summary)[0]
 
 
+def test_calls_with_a_mask_are_served_where_only_the_masks_of_others_are_not_trusted() -> None:
+    """As those of LTX's guides, which bear the flag of calls in full precision."""
+    session, (q, k, v) = session_with(), qkv()
+    mask = torch.linspace(-3.0, 0.0, 64).view(1, 1, 1, 64)
+    out = call(session, q, k, v, 2, mask=mask, low_precision_attention=False)
+    assert [share.decision.backend for share in session.record.summary().shares] == ["reference"]
+    q, k, v = (tensor.view(1, 64, 2, -1).transpose(1, 2).double() for tensor in (q, k, v))
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask.double())
+    assert (out - expected.transpose(1, 2).flatten(2)).abs().mean() < 0.08 * expected.abs().mean()
+
+
 @pytest.mark.parametrize("error", [RuntimeError, ValueError])
 def test_failing_backend_falls_back_and_warns_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[Exception]

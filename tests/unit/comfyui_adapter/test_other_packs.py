@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE, Override
 from comfy_sage2.comfyui.adapter.packs import owner_of
 from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.hooks.sampling import pass_wrapper, sampling_wrapper
 from comfy_sage2.comfyui.hooks.watcher import watching
 from comfy_sage2.comfyui.report.text import report, session_headline, session_report
 from comfy_sage2.comfyui.report.verdict import verdict
@@ -18,7 +20,7 @@ from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.record import Summary
 from comfy_sage2.comfyui.session.session import Session
 
-from .calls import SIGMAS, call, ones, qkv, session_with
+from .calls import SIGMAS, Executor, call, ones, qkv, session_with
 
 CPU = torch.device("cpu")
 
@@ -180,6 +182,30 @@ def test_a_model_that_never_asks_is_named() -> None:
     text = report([session])
     assert "[SA-317] ErnieImage ran 4 times, and none of its attention calls reached the node" in text
     assert "[SA-317]" in session_headline(session)
+
+
+@pytest.mark.parametrize("place", ["around", "a method", "a bound method", "nowhere"])
+def test_a_pack_whose_functions_run_the_model_unseen_is_named(place: str) -> None:
+    """As TeaCache does, whose copy of the model's code passes no options on to the blocks."""
+
+    def forward(*args: Any) -> None: ...
+
+    forward.__module__ = "/srv/ComfyUI/custom_nodes/SomeCache.nodes"
+    session, diffusion_model = session_with(), torch.nn.Sequential(torch.nn.Linear(1, 1))
+    if "method" in place:
+        replaced = MethodType(forward, diffusion_model[0]) if "bound" in place else forward
+        diffusion_model[0].forward = replaced
+    patcher = SimpleNamespace(model=SimpleNamespace(diffusion_model=diffusion_model), object_patches={})
+    options = {"model_function_wrapper": forward} if place == "around" else {}
+    guider = SimpleNamespace(model_patcher=patcher, model_options=options)
+
+    def sample(*args: Any) -> None:
+        pass_wrapper(session)(Executor(lambda x, *rest: x, patcher.model), torch.zeros(1), torch.ones(1))
+
+    sampling_wrapper(session)(Executor(sample, guider), None, None, None, torch.tensor([1.0, 0.0]))
+    for text in (report([session]), session_headline(session)):
+        assert "SA-317" in text and "--use-sage-attention" in text
+        assert ("SomeCache" in text) == (place != "nowhere")
 
 
 def test_passes_that_ask_for_nothing_are_told() -> None:

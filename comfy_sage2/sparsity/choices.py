@@ -2,7 +2,8 @@
 
 A choice needs no dense call and no wait for the device: it ranks the blocks by means of Q and K, and each head leaves
 out as many of the lowest ones as its bound allows. The calls of the next step have other values in q, k and v but much
-the same blocks. They reuse the choice, so that half of the calls save its time.
+the same blocks. They reuse the choice, so that half of the calls save its time. The first of them checks whether its
+heads stay within the bound: a sampler may go on with another latent without any sign.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..backends.block_kernels import block_lists, block_scores, module_for
 from ..block_mask import BlockMask
 from ..system.readback import Readback
 from .always_computed import TokenRange
-from .thresholds import choose
+from .thresholds import blocks_error, choose
 
 STEPS_SERVED = 2  # by one choice, the step in which it is made counted
 _BITS = 8
@@ -127,6 +128,7 @@ class BlockChoices:
         self._bound = bound
         self._choices: dict[ChoiceKey, _Choice] = {}
         self._step = self._begun_at = 0
+        self._checked: Moment | None = None  # the last one in which blocks of an earlier one were held to the bound
         self.figures: defaultdict[int, Figures] = defaultdict(Figures)
 
     def block_mask(
@@ -143,7 +145,9 @@ class BlockChoices:
     ) -> BlockMask | None:
         """The block mask of a call, which this call or an earlier step chooses.
 
-        Only a mask of an earlier step waits for the device, for the share of blocks that it skips.
+        Only a mask of an earlier step waits for the device: for the share of blocks that it skips, and the first of a
+        moment for what its heads lose on the rows that it was chosen by. Beyond the bound all choices of earlier
+        moments are thrown away.
 
         Args:
             q, k, v: (B, H, N, D); k and v may have fewer heads.
@@ -163,12 +167,38 @@ class BlockChoices:
             blocks = self._choose(key, moment, q, k, v, scale, always, earlier)
         elif earlier.skipped_share() < least_skipped:
             return None
+        elif self._is_outdated(known, moment, q, k, v, scale, always):
+            self._forget_before(moment)
+            blocks = self._choose(key, moment, q, k, v, scale, always, earlier)
         else:
             blocks = earlier
         self.figures[key.layer].computed.append((moment, blocks.shares))
         active = blocks.active().float()
         threshold = torch.full(active.shape[:2], 0.5, device=active.device)
         return BlockMask(block_lists(module_for(active.device), active, threshold=threshold))
+
+    def _is_outdated(
+        self,
+        known: _Choice,
+        moment: Moment,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        always: tuple[TokenRange, ...],
+    ) -> bool:
+        """Whether a head of this call, the first one of `moment` to ask, loses more than the bound by these blocks."""
+        if self._checked == moment:
+            return False
+        self._checked = moment
+        sample = known.moment.step
+        lost = blocks_error(q, k, v, known.blocks.active(), scale=scale, sample=sample, always=always)
+        return not bool((lost <= self._bound).all())
+
+    def _forget_before(self, moment: Moment) -> None:
+        for key, choice in list(self._choices.items()):
+            if choice.moment != moment:
+                self._choices.pop(key, None)
 
     def _choose(
         self,

@@ -110,6 +110,25 @@ def choose(
     )
 
 
+def blocks_error(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    active: torch.Tensor,
+    *,
+    scale: float,
+    sample: int = 0,
+    always: tuple[TokenRange, ...] = (),
+) -> torch.Tensor:
+    """The relative L2 error of each head that computes its `active` blocks, bool (B, Hq, Tq, Tk): (B, Hq) float32.
+
+    The other arguments are those of `choose`.
+    """
+    rows = sampled_rows(q.shape[2], sample, q.device, blocks_with(always, q.shape[2]) if always else None)
+    thresholds = torch.full((*active.shape[:2], 1), 0.5, device=q.device)
+    return errors(q, k, v, active.float(), rows, scale=scale, thresholds=thresholds)[..., 0]
+
+
 def candidates(ranks: torch.Tensor) -> torch.Tensor:
     """The thresholds that a head's is chosen from, strictest first: (B, Hq, L) float32; the first leaves out nothing.
 

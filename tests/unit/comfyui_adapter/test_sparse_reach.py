@@ -66,7 +66,8 @@ def test_passes_that_are_not_told_apart_share_what_they_choose() -> None:
 
 def test_a_further_evaluation_of_a_step_uses_the_choice_of_the_first() -> None:
     """As by samplers that look ahead within a step."""
-    before, after = focused(31), focused(32, beside=3)
+    before = focused(31)
+    after = [before[0] + 0.01 * focused(32)[0], *before[1:]]
     session = light()
     outs = [evaluation_wrapper(session)(partial(session.run, 0, tensors))[0] for tensors in (before, after)]
     assert torch.equal(outs[1], by_mask(after, selected("light", before))) and session.figures()[0].choices == 1

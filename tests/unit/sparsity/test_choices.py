@@ -48,11 +48,13 @@ class Sampling:
         )
         return None if mask is None else mask.to_dense()[0, 0]
 
-    def serves(self, step: int, on: int, **call: Any) -> bool:
+    def serves(self, step: int, on: int = 1, **call: Any) -> bool:
         """Whether the blocks of a call that attends `on` blocks behind are those of another choice."""
+        figures = self.choices.figures[call.get("layer", 0)]
+        before = len(figures.errors)
         active = self.call(step, on, **call)
-        assert active is not None
-        return not torch.equal(active, attended(on))
+        assert active is not None and (active | ~attended(on)).all(), "it computes what it attends to"
+        return len(figures.errors) == before
 
 
 def test_levels_are_bounds_of_relative_l2() -> None:
@@ -67,8 +69,20 @@ def test_levels_are_bounds_of_relative_l2() -> None:
 )
 def test_a_choice_serves_its_step_and_the_next_one(step: int, evaluation: int, serves: bool) -> None:
     sampling = Sampling()
-    assert not sampling.serves(4, 1)
-    assert sampling.serves(step, 2, evaluation=evaluation) == serves
+    assert not sampling.serves(4)
+    assert sampling.serves(step, evaluation=evaluation) == serves
+
+
+@pytest.mark.parametrize("moment", [{"step": 5}, {"step": 4, "evaluation": 1}], ids=str)
+def test_a_latent_that_jumps_without_a_sign_has_new_blocks_in_all_layers(moment: dict[str, int]) -> None:
+    """The first call that would be served notices, whichever it is. Drift is no jump."""
+    sampling = Sampling()
+    for layer in range(4):
+        assert not sampling.serves(4, layer=layer)
+    assert not any(sampling.serves(**moment, on=2, layer=layer) for layer in (2, 3, 0, 1))
+    assert all(sampling.serves(6, on=2, layer=layer, evaluation=2) == (moment["step"] == 5) for layer in range(4))
+    jumped = sampling.choices.figures[2].outdated
+    assert [of.step for of, _ in jumped][:1] == [moment["step"]] and jumped[0][1].item() > LEVELS["strong"]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +118,7 @@ def test_a_repeated_moment_is_forgotten_with_its_figures() -> None:
     sampling.call(0, 1)
     sampling.call(1, 1, layer=4)
     sampling.choices.forget(Moment(1))
-    assert sampling.serves(1, 2) and not sampling.serves(2, 2, layer=4)
+    assert sampling.serves(1) and not sampling.serves(2, layer=4)
     assert [len(sampling.choices.figures[layer].computed) for layer in (0, 4)] == [2, 1]
 
 

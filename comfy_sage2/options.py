@@ -10,7 +10,7 @@ from .text import quoted
 
 ROTATIONS = ("auto", "on", "off")  # of a user; a caller who keeps what a call chose has GIVEN, too
 GIVEN = "given"
-_LARGEST_SCALE = 3.4028234663852886e38  # of float32, in which the kernels get it
+_LARGEST_SCALE = 1e24  # no score of float16 tensors of 256 channels is beyond float32 then
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
@@ -47,7 +47,7 @@ class AttentionOptions:
         smooth_v: subtract V's channel means before FP8 quantization and add them to the output (section 3.4). In
             "precise" V is not quantized, and this changes nothing.
         is_causal: query i attends to keys 0..i, aligned at the top left.
-        scale: softmax scale, positive and finite in float32; None means 1/sqrt(D).
+        scale: softmax scale, above 0 and at most 1e24; None means 1/sqrt(D).
         layout: order of the dimensions of q, k, v and the output: "BHND" or "BNHD".
         return_lse: also return the log-sum-exp.
         pv_accumulator: "fp32", or "fp16" for the half-precision accumulation of P V where a backend has it, which runs
@@ -96,7 +96,7 @@ class AttentionOptions:
             raise TypeError(f"[SA-205] scale must be a number or None, got {type(self.scale).__name__}")
         # The kernels take the row maximum before they scale.
         if not is_valid_scale(self.scale):
-            raise ValueError(f"[SA-205] scale must be positive and finite in float32, got {quoted(self.scale)}")
+            raise ValueError(f"[SA-205] scale must be above 0 and at most 1e24, got {quoted(self.scale)}")
 
     def _check_exact(self) -> None:
         for name, expected in _OF_QUANTIZATION.items():

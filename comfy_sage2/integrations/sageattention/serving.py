@@ -37,7 +37,7 @@ log = logging.getLogger("comfy_sage2")
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 TORCH = "torch's attention"
-UNUSUAL_SCALE = "[SA-205] the softmax scale must be positive and finite in float32 for a kernel"
+UNUSUAL_SCALE = "[SA-205] the softmax scale must be above 0 and at most 1e24 for a kernel"
 _MOST_REASONS = 20  # in the log: some name sizes, of which there may be any number
 
 

@@ -18,18 +18,24 @@ OUTER, INNER = [1.0, 0.75, 0.5, 0.25, 0.0], [0.6, 0.3, 0.0]
 
 
 class Samplings:
-    """Samplings of one session; `steps` are those that its handler saw, each as (step, steps)."""
+    """Samplings of one session; `steps` are those that its handler saw, each as (step, steps), `served` those of them
+    in which the node was at work.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.wrapper = sampling_wrapper(session)
         self.override = make_override(session)
         self.steps: list[tuple[int, int]] = []
+        self.served: list[tuple[int, int]] = []
         choose = session.dispatcher.choose
 
         def seen(call: Any, site: Any) -> Any:
             self.steps.append((site.step, site.steps))
-            return choose(call, site)
+            decision = choose(call, site)
+            if decision.plan is not None:
+                self.served.append(self.steps[-1])
+            return decision
 
         session.dispatcher.choose = seen  # type: ignore[method-assign]
 
@@ -57,6 +63,7 @@ def samplings() -> Samplings:
 def test_the_outer_sampling_goes_on_with_its_own_steps(samplings: Samplings) -> None:
     samplings.run(OUTER, lambda number: samplings.run(INNER) if number == 1 else None)
     assert samplings.steps == [(0, 4), (1, 4), (0, 2), (1, 2), (2, 4), (3, 4)]
+    assert samplings.served == [(1, 2), (2, 4), (3, 4)], "the second half of each"
     summary = samplings.session.record.summary()
     assert summary.sampling is Sampling.COMPLETE and summary.steps == 4 and summary.passes == 2
     backends = {cell: decision.backend for cell, decision in summary.cells.items()}

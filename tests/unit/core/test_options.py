@@ -28,6 +28,14 @@ def test_the_kernels_know_what_they_are_told() -> None:
         assert f'"{argument}"' in binding
 
 
+@pytest.mark.parametrize("mode", ["8b", "4b", "precise", "exact"])
+def test_the_largest_scale_and_the_largest_inputs_give_no_nan(mode: str) -> None:
+    q = torch.full((1, 1, 130, 256), 65504.0, dtype=torch.float16)
+    q[:, :, ::2] *= -1.0
+    v = torch.randn(1, 1, 130, 256).half()
+    assert comfy_sage2.attention(q, q, v, mode=mode, scale=1e24).isfinite().all()
+
+
 def test_options_and_keywords_together() -> None:
     q, k, v = (torch.randn(1, 2, 40, 16) for _ in range(3))
     options = comfy_sage2.AttentionOptions("4b", smooth_v=True, return_lse=True)

@@ -135,6 +135,9 @@ def test_the_other_blocks_take_part_by_their_means(fresh_seed: int, mode: str, l
     out, lse = attention(*inputs, mode=mode, layout=layout, sparse=sparse, return_lse=True, backend="reference")
     alone = attention(*inputs, mode=mode, layout=layout, sparse=sparse, backend="reference")
     assert torch.equal(alone, out) and out.shape == inputs[0].shape and out.is_contiguous()
+    halves = [inputs[0] / 2, *inputs[1:]]
+    scaled = attention(*halves, mode=mode, layout=layout, sparse=sparse, scale=2 * 64**-0.5, backend="reference")
+    assert torch.equal(scaled, out), "a scale of the caller's own is the tail's, too"
     assert all(torch.equal(*pair) for pair in zip(inputs, before, strict=True))
     out = out.transpose(1, 2) if layout == "BNHD" else out
     # Scores of some hundreds are rounded by more than one in the sharp heads; the diffuse head has most of the tail.

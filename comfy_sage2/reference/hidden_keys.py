@@ -40,18 +40,14 @@ def keys_hidden_from_all_rows(attn_mask: torch.Tensor, q_length: int, *, is_caus
 
     Args:
         attn_mask: 4-D, as for `reference_attention`.
-        is_causal: query i sees keys 0 to i alone. What this alone hides counts as shown.
+        is_causal: query i sees keys 0 to i alone.
     """
     sizes = (1 if attn_mask.stride(axis) == 0 else attn_mask.shape[axis] for axis in (0, 1, 2))
     mask = attn_mask[tuple(slice(size) for size in sizes)]
     if is_causal:
-        below = torch.ones(q_length, mask.shape[3], dtype=torch.bool, device=mask.device).tril_()
-        beyond = ~below.any(dim=0)
-        mask = mask & below if mask.dtype == torch.bool else mask.masked_fill(~below, -torch.inf)
-        hidden = _hidden_columns(mask)
-        hidden &= ~beyond
-    else:
-        hidden = _hidden_columns(mask)
+        seen = torch.ones(q_length, mask.shape[3], dtype=torch.bool, device=mask.device).tril_()
+        mask = mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -torch.inf)
+    hidden = _hidden_columns(mask)
     return hidden & ~hidden.all(dim=2, keepdim=True)
 
 

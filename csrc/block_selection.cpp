@@ -122,7 +122,7 @@ void BlockScorePlan::run(uint64_t q, uint64_t k, uint64_t scores, uint64_t works
     enqueue_means(images, stream, call_.batch * call_.kv_heads,
                   {pointer<void>(workspace, key_pools_), pointer<void>(workspace, block_means_),
                    static_cast<int>(call_.kv_length), channels_, static_cast<int>(key_rows_),
-                   static_cast<int>(key_rows_ / kPoolsOfBlock), kPoolsOfBlock});
+                   static_cast<int>(key_rows_ / kPoolsOfBlock), kPoolsOfBlock, 0});
   }
   of_q.enqueue_on(images, stream, q, call_.q, 0, workspace + static_cast<uint64_t>(query_pools_), call_.scale * kLog2E);
 
@@ -212,7 +212,7 @@ void PooledTailPlan::run(const PooledTailOperands& operands, uint64_t stream) co
     pooling.enqueue_on(images, stream, tokens, strides, center, pools, 1.f);
     enqueue_means(images, stream, call_.batch * call_.kv_heads,
                   {pointer<void>(pools), pointer<void>(operands.workspace, to), static_cast<int>(call_.kv_length),
-                   channels_, static_cast<int>(key_rows_), static_cast<int>(mean_rows_), 1});
+                   channels_, static_cast<int>(key_rows_), static_cast<int>(mean_rows_), 1, 0});
   };
   means(operands.k, call_.k, operands.workspace + static_cast<uint64_t>(center_), key_means_);
   means(operands.v, call_.v, 0, value_means_);

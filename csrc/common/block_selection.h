@@ -1,6 +1,6 @@
 // Selection of key blocks: means of 16 tokens of Q and K (sub-pools), scores of blocks from them, lists from scores,
 // and a tail of pooled keys and values for the blocks that are in no list. Plain data, no CUDA headers: launch code and
-// kernels include it.
+// kernels include it. `padding` is named and 0, so that a kernel's parameters are the same bytes on every platform.
 #pragma once
 
 #include "common/tile_lists.h"
@@ -49,6 +49,7 @@ struct BlockScoreParams {
   int query_rows, key_rows;  // pool_rows of both
   int query_blocks, key_blocks;
   int works;  // of score_rows sub-pools of Q
+  int padding;
 };
 
 // Lists from scores.
@@ -71,6 +72,7 @@ struct BlockMeanParams {
   int length, channels;
   int pool_rows, mean_rows;
   int copies;  // of each mean, one behind the other
+  int padding;
 };
 
 // The tail.
@@ -103,6 +105,7 @@ struct TailParams {
   int q_heads, kv_heads, q_length, kv_length, head_dim;
   int mean_rows, query_blocks, key_blocks;
   float factor;  // of scores, to units of log2
+  int padding;
 };
 
 }  // namespace common

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from binding import MODE_CODES, Binding
+from binding import CSRC, MODE_CODES, Binding
 from fake_pack import ROOT
 
 from tools import kernel_table
@@ -346,3 +348,9 @@ for kv_length in narrow_ones + wide_ones:
 for fields in (dict(mode=4), dict(mask_element=1, mask_query_stride=8)):
     assert launched(head_dim=64, kv_length=5000, **fields)[-1] == "attention_d64_narrow_biased"
 """)
+
+
+@pytest.mark.parametrize("header", sorted(path for path in CSRC.rglob("*.h") if "Params {" in path.read_text()))
+def test_no_parameters_have_bytes_that_nobody_sets(compiler: None, header: Path) -> None:
+    command = ["g++", "-std=c++17", "-Werror=padded", "-fsyntax-only", "-I", str(CSRC), "-include", str(header)]
+    subprocess.run([*command, "-x", "c++", "/dev/null"], check=True, timeout=600)

@@ -112,7 +112,7 @@ def _cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 _OPTIONS = AttentionOptions("8b", layout="BNHD")
 
 
-def passes_of(override: Callable[..., torch.Tensor], inputs: tuple[Any, ...], run: Callable[[Run], None]) -> Run:
+def passes_of(override: Callable[..., torch.Tensor], inputs: tuple[Any, ...], run: Callable[[Run], object]) -> Run:
     """A pass of calls of `override`, by `run`."""
     options = {"block_index": 3}
 

@@ -65,9 +65,8 @@ def test_every_form_has_its_own_decision(fresh_seed: int) -> None:
                 mask = torch.rand(length, length) < 0.7
                 mask[:, 0] = True
                 for given in (None, mask, torch.zeros(length, length).masked_fill(~mask, -9.0)):
-                    expected = exact(
-                        *tensors, mask=given if given is None or given.dtype == torch.bool else given.double()
-                    )
+                    as_double = given if given is None or given.dtype == torch.bool else given.double()
+                    expected = exact(*tensors, as_double)
                     out = call(session, *map(view, tensors), HEADS, mask=given)
                     assert error(out, expected) < 0.1, (name, length)
                     assert out.shape == tensors[0].shape and out.is_contiguous()
@@ -145,7 +144,7 @@ def test_negative_views_and_dispatch_modes_are_seen(fresh_seed: int) -> None:
             self.seen += "comfy_sage2" in str(func)
             return func(*args, **(kwargs or {}))
 
-    with torch.no_grad(), Counting() as mode:
+    with torch.no_grad(), Counting() as mode:  # type: ignore[no-untyped-call]
         call(session, *tensors, HEADS)
     assert mode.seen == 1
 

@@ -61,15 +61,15 @@ def test_every_form_has_its_own_decision(fresh_seed: int) -> None:
     for _ in range(2):
         for length in (64, 96):
             for name, view in views().items():
-                tensors = qkv(length)
+                q, k, v = qkv(length)
                 mask = torch.rand(length, length) < 0.7
                 mask[:, 0] = True
                 for given in (None, mask, torch.zeros(length, length).masked_fill(~mask, -9.0)):
                     as_double = given if given is None or given.dtype == torch.bool else given.double()
-                    expected = exact(*tensors, as_double)
-                    out = call(session, *map(view, tensors), HEADS, mask=given)
+                    expected = exact(q, k, v, as_double)
+                    out = call(session, view(q), view(k), view(v), HEADS, mask=given)
                     assert error(out, expected) < 0.1, (name, length)
-                    assert out.shape == tensors[0].shape and out.is_contiguous()
+                    assert out.shape == q.shape and out.is_contiguous()
     assert all(share.decision.backend == "reference" for share in session.record.summary().shares)
 
 

@@ -101,10 +101,12 @@ def _amounts(summary: Summary) -> dict[Decision, float]:
 def _picture(summary: Summary) -> Image.Image:
     image, canvas = _blank()
     column = _INNER // 3
-    for place, figure in enumerate(figures(summary)):
+    shown = figures(summary)
+    fitting = _fitting(canvas, [figure.value for figure in shown], column - TEXT)
+    for place, figure in enumerate(shown):
         left = MARGIN + place * column
-        _text(canvas, (left, MARGIN), figure.value, FIGURE, column - 12)
-        _text(canvas, (left, MARGIN + FIGURE + 12), figure.caption, TEXT, column - 12, GRAY)
+        _text(canvas, (left, MARGIN + FIGURE - fitting), figure.value, fitting, column - TEXT)
+        _text(canvas, (left, MARGIN + FIGURE + 12), figure.caption, TEXT, column - 8, GRAY)
     top = MARGIN + FIGURE + TEXT + 36
     attention = f"Attention: {summary.attention_seconds:.1f} s of the sampling" if summary.timed else "Attention calls"
     _text(canvas, (MARGIN, top), attention, TEXT, _INNER, GRAY)
@@ -196,6 +198,13 @@ def _bar(canvas: ImageDraw.ImageDraw, top: int, parts: list[tuple[Color, float]]
 def _font(size: int) -> Font:
     """Pillow's own font, so that the picture looks alike on every machine."""
     return ImageFont.load_default(size)
+
+
+def _fitting(canvas: ImageDraw.ImageDraw, texts: list[str], width: float) -> int:
+    """The largest size from TEXT to FIGURE in which each of `texts` is at most `width` pixels long, else TEXT."""
+    sizes = range(FIGURE, TEXT, -1)
+    fit = (size for size in sizes if all(canvas.textlength(text, font=_font(size)) <= width for text in texts))
+    return next(fit, TEXT)
 
 
 def _text(

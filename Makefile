@@ -33,8 +33,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help environment host-environment hooks check test test-all lint style contracts types lines format quick-tests \
-	comfyui-tests exhaustive-tests gpu-tests torch-tests platform-tests demo doctor host-times wheels wheels-verify clean
+.PHONY: help environment host-environment frontends hooks check test test-all lint style contracts types lines format \
+	quick-tests frontend-tests comfyui-tests exhaustive-tests gpu-tests torch-tests platform-tests demo doctor \
+	host-times wheels wheels-verify clean
 .SECONDARY:
 
 help:
@@ -47,7 +48,8 @@ help:
 	@echo "make hooks          let git run the checks of .pre-commit-config.yaml before each commit"
 	@echo "make doctor         say which attention backends can run on this machine, and why others cannot"
 	@echo "make host-times     CPU time of a call, without a GPU with a driver that does nothing: compare before and after a change"
-	@echo "make comfyui-tests  the node in every ComfyUI that is here, and the frontend in a browser"
+	@echo "make frontend-tests ComfyUI's frontend in a browser, with the pack's nodes and workflows"
+	@echo "make comfyui-tests  the node in every ComfyUI that is here, and their frontends in a browser"
 	@echo "make gpu-tests      the kernels on this machine's GPU"
 	@echo "make torch-tests    what a version of torch can break, with the oldest one and a newer one"
 	@echo "make platform-tests the kernel modules for Windows and ARM in emulators, before a release of kernels"
@@ -89,6 +91,10 @@ environment: .venv/complete
 
 host-environment: $(if $(COMFY_SAGE2_HOST_PYTHON),,.venv-host/complete)
 
+# The versions that the ComfyUIs' requirements pin.
+frontends: environment
+	@$(RUN) -m tools.comfyui.frontends
+
 check: style contracts quick-tests
 
 lint: style contracts types lines
@@ -128,8 +134,13 @@ test: lint
 test-all: test
 	@$(MAKE) --keep-going gpu-tests torch-tests comfyui-tests exhaustive-tests
 
-comfyui-tests: environment host-environment
+frontend-tests: export COMFYUI_PATH = $(COMFYUI)
+frontend-tests: environment host-environment frontends
+	$(PYTEST) -rs -m "not exhaustive" tests/comfyui/frontend
+
+comfyui-tests: environment host-environment frontends
 	$(PYTEST) $(TWO_PROCESSES) tests/comfyui
+	$(MAKE) frontend-tests COMFY_SAGE2_FRONTEND=newest
 
 exhaustive-tests: environment
 	$(PYTEST) $(TWO_PROCESSES) -m exhaustive tests/unit tests/packaging

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tiny_wan import Shapes, dit_shapes, write_checkpoint
 
+from tools.comfyui.frontends import frontend_folder, frontend_version
 from tools.comfyui.server import ComfyServer
 
 from .frontend.browser import NO_BROWSER, find_chromium
@@ -16,8 +16,6 @@ from .hunyuan import hunyuan_shapes
 from .installations import REPOSITORY, Installation, comfyui_python, installations
 from .placeholders import write_placeholders
 
-# A folder with another frontend than the one that ComfyUI's requirements pin.
-FRONTEND = os.environ.get("COMFY_SAGE2_FRONTEND")
 SUPPORT = Path(__file__).with_name("support_nodes")
 NEWER_NODES = Path(__file__).with_name("newer_nodes.py")
 
@@ -91,7 +89,8 @@ def start(base_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
             (models / checkpoint.parent.name).mkdir(exist_ok=True)
             (models / checkpoint.parent.name / checkpoint.name).symlink_to(checkpoint)
         write_placeholders(base)
-        frontend = ("--front-end-root", FRONTEND) if FRONTEND else ()
+        folder = frontend_folder(frontend_version(root))
+        frontend = ("--front-end-root", str(folder)) if folder.is_dir() else ()
         return ComfyServer(comfyui_python(), root, base, ("--cpu", *frontend, *options))
 
     return make

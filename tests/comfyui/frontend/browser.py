@@ -26,6 +26,9 @@ SETTINGS = {
     "Comfy.Minimap.Visible": False,
     "Comfy.Graph.CanvasInfo": False,
     "Comfy.Workflow.ShowMissingModelsWarning": False,
+    # The defaults, which frontend 1.27 sets in its first start before it knows these settings: an error of the page.
+    "Comfy.Canvas.LeftMouseClickBehavior": "panning",
+    "Comfy.Canvas.MouseWheelScroll": "zoom",
 }
 # The frontend opens a workflow of its own while it starts, which would replace one that is loaded before.
 READY = (

@@ -1,4 +1,4 @@
-"""A browser with the frontend of the newest ComfyUI."""
+"""A browser with the frontend of each ComfyUI."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tools.comfyui.frontends import frontend_folder, frontend_version
 from tools.comfyui.server import ComfyServer
 
 from ..installations import Installation
 from . import browser
+from .features import need
 
 
 @pytest.fixture(scope="package")
 def chromium(installation: Installation) -> Iterator[Browser]:
     """The browser, where the frontend is tested."""
-    if not installation.is_newest:
-        pytest.skip("the frontend is that of the newest version")
+    version = frontend_version(installation.root)
+    if not frontend_folder(version).is_dir():
+        pytest.skip(f"frontend {version} is not here: run `make frontends`")
     executable = browser.find_chromium()
     if executable is None:
         pytest.skip(browser.NO_BROWSER)
@@ -36,6 +39,8 @@ def page(chromium: Browser, server: ComfyServer) -> Iterator[Page]:
 @pytest.fixture(params=["classic", "Nodes 2.0"])
 def design(page: Page, request: pytest.FixtureRequest) -> Iterator[str]:
     """Each design of the nodes in turn."""
+    if request.param == "Nodes 2.0":
+        need(page, request.param)
     browser.set_setting(page, "Comfy.VueNodes.Enabled", request.param == "Nodes 2.0")
     yield request.param
     browser.set_setting(page, "Comfy.VueNodes.Enabled", False)

@@ -14,13 +14,14 @@ from tools.comfyui.server import ComfyServer
 from ..installations import REPOSITORY, Installation
 from ..test_workflows import SOME_TEMPLATES, read
 from . import browser
+from .features import need
 
 
 @pytest.fixture(scope="module")
 def without_models(
     chromium: Browser, installation: Installation, start: Callable[[Path, Path], ComfyServer]
 ) -> Iterator[Page]:
-    """The frontend of a newest version that has no models."""
+    """The frontend of a ComfyUI that has no models."""
     server = start(installation.root, REPOSITORY)
     shutil.rmtree(server.base / "models")
     (server.base / "models").mkdir()
@@ -32,6 +33,7 @@ def without_models(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("path", SOME_TEMPLATES)
 def test_every_missing_file_can_be_loaded(without_models: Page, path: Path) -> None:
+    need(without_models, "a list of missing models")
     workflow = read(path)
     expected = {
         (model["name"], model["directory"], model["url"])

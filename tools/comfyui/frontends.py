@@ -1,0 +1,50 @@
+"""Put the frontend that each ComfyUI's requirements pin into build/frontends: one environment serves all ComfyUIs.
+
+    python -m tools.comfyui.frontends
+
+COMFY_SAGE2_FRONTEND names another version for all of them, or "newest".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from .folders import BUILD, comfyui_folders
+
+PACKAGE = "comfyui-frontend-package"
+NEWEST = "newest"
+
+
+def frontend_version(root: Path) -> str:
+    """The version that the ComfyUI at `root` is served with. SystemExit when its requirements pin none."""
+    text = (root / "requirements.txt").read_text(encoding="utf-8")
+    pinned = re.search(rf"^{PACKAGE}==([\d.]+)", text, re.MULTILINE)
+    version = os.environ.get("COMFY_SAGE2_FRONTEND") or (pinned and pinned[1])
+    if not version:
+        raise SystemExit(f"{root / 'requirements.txt'} pins no {PACKAGE}: name a version in COMFY_SAGE2_FRONTEND")
+    return version
+
+
+def frontend_folder(version: str) -> Path:
+    """Where the files of this version are, for ComfyUI's --front-end-root."""
+    return BUILD / "frontends" / version / "comfyui_frontend_package" / "static"
+
+
+def install(version: str) -> None:
+    """Put a version into its folder, unless it is there. CalledProcessError when pip cannot."""
+    if frontend_folder(version).is_dir() and version != NEWEST:
+        return
+    wanted = PACKAGE if version == NEWEST else f"{PACKAGE}=={version}"
+    target = BUILD / "frontends" / version
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(target)]
+    subprocess.run([*pip, wanted], check=True)
+
+
+if __name__ == "__main__":
+    for version in dict.fromkeys(map(frontend_version, comfyui_folders())):
+        install(version)
+        print(frontend_folder(version))

@@ -18,7 +18,7 @@ HELP_HEIGHTS = {
     "SageAttention2": 3000,
     "SageAttention2Options": 3800,
     "SageAttention2Report": 2800,
-    "SageAttention2DemoCaption": 1150,  # less than the panel of frontend 1.27, which is as high as the window
+    "SageAttention2DemoCaption": 1150,  # a page of frontend 1.27 is as high as the window at least
 }
 PICTURES = ("SageAttention2", "SageAttention2Options", "SageAttention2Report")
 

@@ -23,7 +23,7 @@ def frontend_version(root: Path) -> str:
     """The version that the ComfyUI at `root` is served with. SystemExit when its requirements pin none."""
     text = (root / "requirements.txt").read_text(encoding="utf-8")
     pinned = re.search(rf"^{PACKAGE}==([\d.]+)", text, re.MULTILINE)
-    version = os.environ.get("COMFY_SAGE2_FRONTEND") or (pinned and pinned[1])
+    version = os.environ.get("COMFY_SAGE2_FRONTEND") or (pinned[1] if pinned else None)
     if not version:
         raise SystemExit(f"{root / 'requirements.txt'} pins no {PACKAGE}: name a version in COMFY_SAGE2_FRONTEND")
     return version

@@ -67,4 +67,5 @@ def _largest_of_tiles(x: torch.Tensor, tile: int) -> torch.Tensor:
     """The largest finite magnitude of each `tile` tokens of x (B, H, N, D), over all channels: (B, H, N, 1)."""
     magnitudes = x.abs().nan_to_num(0.0, 0.0).amax(dim=3)
     tiles = pad(magnitudes, (0, -magnitudes.shape[2] % tile)).unflatten(2, (-1, tile)).amax(dim=3)
-    return tiles.repeat_interleave(tile, dim=2)[:, :, : x.shape[2], None]
+    of_tokens: torch.Tensor = tiles.repeat_interleave(tile, dim=2)[:, :, : x.shape[2], None]
+    return of_tokens

@@ -32,7 +32,6 @@ from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, Settings
 from comfy_sage2.sparsity import levels
 
-PACKAGE = "comfy_aimdo"
 REPOSITORY = Path(__file__).resolve().parents[2]
 BLOCKS, PASSES = 3, 5
 TOKENS, HEADS, HEAD_DIM = 2048, 8, 128

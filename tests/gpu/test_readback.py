@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,15 +74,20 @@ def test_values_are_those_where_the_copy_began_and_what_follows_is_not_waited_fo
 @pytest.mark.parametrize("layer", [0, LAYERS - 1])
 def test_one_broken_call_of_a_later_pass_is_found(monkeypatch: pytest.MonkeyPatch, layer: int) -> None:
     calls = iter(range(100))
-    run = KernelCall.run
 
-    def breaking(call: KernelCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Any:
-        if next(calls) == LAYERS + layer:
-            v = v.clone()
-            v[0, 5] = float("nan")
-        return run(call, q, k, v, optional)
+    def breaking(run: Callable[..., Any]) -> Callable[..., Any]:
+        def run_broken(
+            call: KernelCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors, *more: Any
+        ) -> Any:
+            if next(calls) == LAYERS + layer:
+                v = v.clone()
+                v[0, 5] = float("nan")
+            return run(call, q, k, v, optional, *more)
 
-    monkeypatch.setattr(KernelCall, "run", breaking)
+        return run_broken
+
+    for name in ("run", "run_reshaped"):
+        monkeypatch.setattr(KernelCall, name, breaking(getattr(KernelCall, name)))
     session, tensors = guarded_session(), qkv()
     override = make_override(session)
     session.begin_sampling([1.0 - step / STEPS for step in range(STEPS + 1)])

@@ -33,17 +33,29 @@ class Setup:
 def start(processes: int, module: str, arguments: list[str]) -> None:
     """Run `python -m module` in `processes` processes on this machine; AssertionError with their output on failure."""
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    start_one([*launcher, module, *arguments], timeout=600)
+
+
+def start_one(arguments: list[str], *, timeout: int) -> None:
+    """Run `python -m arguments` with this project's modules; AssertionError with its output when it fails.
+
+    timeout: seconds after which it is ended, and has failed.
+    """
     paths = [str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
-        ended = subprocess.run(
-            [sys.executable, "-m", *launcher, module, *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            timeout=600,
-        )
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-m", *arguments],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=timeout,
+            ).returncode
+            how = f"exit status {ended}"
+        except subprocess.TimeoutExpired:
+            ended, how = -1, f"not done after {timeout} s"
         output.seek(0)
-        assert ended.returncode == 0, f"exit status {ended.returncode}\n{output.read()[-6000:]}"
+        assert ended == 0, f"{how}\n{output.read()[-6000:]}"
 
 
 def run(processes: int, setup: Setup, folder: Path) -> dict[str, torch.Tensor]:

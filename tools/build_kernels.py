@@ -64,10 +64,10 @@ class Step:
 def _nvcc_release(nvcc: str) -> tuple[str, int]:
     """nvcc's version and its major number."""
     text = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout
-    found = re.search(r"release \d+\.\d+, V((\d+)\.\d+\.\d+)", text)
-    if not found:
+    match = re.search(r"release \d+\.\d+, V((\d+)\.\d+\.\d+)", text)
+    if not match:
         raise SystemExit(f"{nvcc} --version was not understood:\n{text}")
-    return found[1], int(found[2])
+    return match[1], int(match[2])
 
 
 def _interpreter_paths(python: str) -> tuple[str, str]:

@@ -25,8 +25,8 @@ def seconds(page: str) -> dict[str, float]:
     cells = dict(zip(header, next(row for row in rows if row[0] == _FAMILY), strict=True))
     modes = [name.removesuffix(_FASTER) for name in header if name.endswith(_FASTER)]
     first, last = header.index(_BEFORE_THE_SECONDS) + 1, header.index(_NOTHING) + 1
-    found = {(_NODE if name in modes else "") + name: float(cells[name].split()[0]) for name in header[first:last]}
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    seconds = {(_NODE if name in modes else "") + name: float(cells[name].split()[0]) for name in header[first:last]}
+    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
 def drawn() -> str:

@@ -49,7 +49,7 @@ class Kernel:
 
     def differences(self, other: Kernel) -> list[str]:
         """What is not the same in the other, in words."""
-        found = [
+        differences = [
             f"{word} {before} -> {after}"
             for word in ("registers", "barriers")
             if (before := getattr(self, word)) != (after := getattr(other, word))
@@ -58,8 +58,8 @@ class Kernel:
             before, after = self.parts.get(name, b""), other.parts.get(name, b"")
             if before != after:
                 sizes = [part if isinstance(part, int) else len(part) for part in (before, after)]
-                found.append(f"{name} ({sizes[0]} -> {sizes[1]} bytes)")
-        return found
+                differences.append(f"{name} ({sizes[0]} -> {sizes[1]} bytes)")
+        return differences
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,14 @@ def _sections(image: bytes) -> dict[str, _Section]:
     size, count, names = struct.unpack_from("<HHH", image, 0x3A)
     headers = [struct.unpack_from("<IIQQQQIIQQ", image, start + index * size) for index in range(count)]
     table = image[headers[names][4] : headers[names][4] + headers[names][5]]
-    found = {}
+    sections = {}
     for name_offset, kind, flags, _, offset, length, *_ in headers:
         name = _text(table, name_offset)
         content = image[offset : offset + length]
         if kind != _NO_BITS and len(content) != length:
             raise ValueError(f"the section {name} ends behind the file")
-        found[name] = _Section(name, flags, length if kind == _NO_BITS else content)
-    return found
+        sections[name] = _Section(name, flags, length if kind == _NO_BITS else content)
+    return sections
 
 
 def _content(sections: dict[str, _Section], name: str) -> bytes:
@@ -104,26 +104,26 @@ def _symbols(sections: dict[str, _Section]) -> list[str]:
 
 def _attributes(content: bytes, symbols: list[str]) -> dict[str, dict[int, bytes]]:
     """Kernel -> attribute -> value, of the attributes that lie in the section for all kernels."""
-    found: dict[str, dict[int, bytes]] = {}
+    records: dict[str, dict[int, bytes]] = {}
     at = 0
     while at < len(content):
         size = 0
         if content[at] == _SIZED:
             size, symbol = struct.unpack_from("<HI", content, at + 2)
-            found.setdefault(symbols[symbol], {})[content[at + 1]] = content[at + 8 : at + 4 + size]
+            records.setdefault(symbols[symbol], {})[content[at + 1]] = content[at + 8 : at + 4 + size]
         at += 4 + size
-    return found
+    return records
 
 
 def _without_symbol_numbers(attributes: bytes) -> bytes:
     """A kernel's own attributes. Which number a symbol has depends on the image's unused constants."""
-    found, at = bytearray(), 0
+    kept, at = bytearray(), 0
     while at < len(attributes):
         size = struct.unpack_from("<H", attributes, at + 2)[0] if attributes[at] == _SIZED else 0
         record = attributes[at : at + 4 + size]
-        found += record[:4] + record[8:] if record.startswith(_OF_PARAMETERS) else record
+        kept += record[:4] + record[8:] if record.startswith(_OF_PARAMETERS) else record
         at += len(record)
-    return bytes(found)
+    return bytes(kept)
 
 
 def _with_symbol_names(relocations: bytes, packing: str, symbols: list[str]) -> bytes:
@@ -165,7 +165,7 @@ def _kernels(sections: dict[str, _Section]) -> dict[str, Kernel]:
         and section.name.count(".") == 2
         and not any(f".{kind}{section.name}" in sections for kind in ("rel", "rela"))
     }
-    found = {}
+    described = {}
     for kernel in kernels:
         own = attributes.get(kernel, {})
         if _REGISTERS not in own:
@@ -178,8 +178,8 @@ def _kernels(sections: dict[str, _Section]) -> dict[str, Kernel]:
         }
         parts |= {f"common {name}": content for name, content in shared.items()}
         barriers = sections[_TEXT + kernel].flags >> _BARRIERS_SHIFT & _BARRIERS_MASK
-        found[kernel] = Kernel(int.from_bytes(own[_REGISTERS], "little"), barriers, parts)
-    return found
+        described[kernel] = Kernel(int.from_bytes(own[_REGISTERS], "little"), barriers, parts)
+    return described
 
 
 def _images(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -202,14 +202,14 @@ def build_of(path: Path) -> dict[str, Kernel]:
     FileNotFoundError when there is no image; ValueError when one is damaged, or when two of one name differ, as those
     of several architectures do.
     """
-    found: dict[str, Kernel] = {}
+    kernels: dict[str, Kernel] = {}
     for image, content in _images(path):
         for name, kernel in kernels_of(content).items():
-            if found.setdefault(f"{image}/{name}", kernel) != kernel:
+            if kernels.setdefault(f"{image}/{name}", kernel) != kernel:
                 raise ValueError(f"{path} has two images {image} that differ: name the folder or the file of one")
-    if not found:
+    if not kernels:
         raise FileNotFoundError(f"no device image (.cubin or .cubin.xz) in {path}")
-    return found
+    return kernels
 
 
 def differences(before: dict[str, Kernel], after: dict[str, Kernel]) -> list[str]:
@@ -220,8 +220,8 @@ def differences(before: dict[str, Kernel], after: dict[str, Kernel]) -> list[str
             lines.append(f"{name}: in the first build alone")
         elif name not in before:
             lines.append(f"{name}: in the second build alone")
-        elif found := before[name].differences(after[name]):
-            lines.append(f"{name}: {', '.join(found)}")
+        elif differences := before[name].differences(after[name]):
+            lines.append(f"{name}: {', '.join(differences)}")
     return lines
 
 

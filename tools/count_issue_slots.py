@@ -75,8 +75,8 @@ class Instruction:
     @property
     def target(self) -> str | None:
         """The label this instruction may jump to."""
-        found = _TARGET.search(self.operands) if self.opcode.startswith("BRA") else None
-        return found[1] if found else None
+        match = _TARGET.search(self.operands) if self.opcode.startswith("BRA") else None
+        return match[1] if match else None
 
     @property
     def falls_through(self) -> bool:
@@ -106,8 +106,8 @@ def parse(listing: str) -> dict[str, tuple[list[Instruction], dict[str, int]]]:
         for line in body.splitlines():
             if label := _LABEL.match(line):
                 labels[label[1]] = len(code)
-            elif found := _INSTRUCTION.search(line):
-                code.append(Instruction(found[3], (found[2] or "").strip(), found[4]))
+            elif match := _INSTRUCTION.search(line):
+                code.append(Instruction(match[3], (match[2] or "").strip(), match[4]))
         kernels[name] = code, labels
     return kernels
 
@@ -224,13 +224,13 @@ def main() -> None:
     for name, (code, labels) in sorted(parse(disassemble(arguments.cubin, arguments.nvdisasm)).items()):
         if not re.search(arguments.kernels, name):
             continue
-        found = report(steady_state(code, labels), arguments.head_dim, CARDS[arguments.card])
-        counts = "".join(f"{found.per_score[kind]:8.2f}" for kind in kinds)
-        others = sum(count for kind, count in found.per_score.items() if kind != "tensor")
+        loop = report(steady_state(code, labels), arguments.head_dim, CARDS[arguments.card])
+        counts = "".join(f"{loop.per_score[kind]:8.2f}" for kind in kinds)
+        without_tensor = sum(count for kind, count in loop.per_score.items() if kind != "tensor")
         limits = ", ".join(
-            f"{unit} {tops:.0f}" for unit, tops in sorted(found.ceilings.items(), key=lambda item: item[1])
+            f"{unit} {tops:.0f}" for unit, tops in sorted(loop.ceilings.items(), key=lambda item: item[1])
         )
-        print(f"{name[:25]:26}{found.instructions * 2048 / found.scores:8.0f}{counts}{others:11.2f}   {limits}")
+        print(f"{name[:25]:26}{loop.instructions * 2048 / loop.scores:8.0f}{counts}{without_tensor:11.2f}   {limits}")
 
 
 if __name__ == "__main__":

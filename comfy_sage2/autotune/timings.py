@@ -182,12 +182,12 @@ class Times:
             "calls": [list(astuple(work)) for work in works],
             "candidates": [
                 {
-                    "candidate": list(astuple(one)),
-                    "seconds": [self.seconds.get((one, work)) for work in works],
-                    "host": self.host.get(one),
-                    "errors": {str(head_dim): list(e) for (other, head_dim), e in self.errors.items() if other == one},
+                    "candidate": list(astuple(candidate)),
+                    "seconds": [self.seconds.get((candidate, work)) for work in works],
+                    "host": self.host.get(candidate),
+                    "errors": {str(head_dim): list(e) for (of, head_dim), e in self.errors.items() if of == candidate},
                 }
-                for one in candidates
+                for candidate in candidates
             ],
         }
 

@@ -40,8 +40,8 @@ def _note_on(node: str, unknown: Sequence[str]) -> tuple[str, ...]:
     if len(unknown) < 2:
         return tuple(f"{node} has no input {quoted(name)}; it was ignored" for name in unknown)
     names = ", ".join(map(quoted, unknown[:_MOST_NAMES]))
-    others = f" and {len(unknown) - _MOST_NAMES} others" if len(unknown) > _MOST_NAMES else ""
-    return (f"{node} has no inputs {names}{others}; they were ignored",)
+    rest = f" and {len(unknown) - _MOST_NAMES} others" if len(unknown) > _MOST_NAMES else ""
+    return (f"{node} has no inputs {names}{rest}; they were ignored",)
 
 
 def _names_in_prompt(hidden: Any) -> Iterable[str]:

@@ -89,11 +89,11 @@ def serve_tiny(family: Family, device: torch.device) -> Served:
 
 
 def time_steps(
-    family: Family, shape: DeclaredModel, modes: list[str], rounds: int, device: torch.device, others: Sequence[str]
+    family: Family, shape: DeclaredModel, modes: list[str], rounds: int, device: torch.device, peer_names: Sequence[str]
 ) -> TimedSteps:
     """Seconds a step with each attention; on a CPU with the backend *reference*, to see that it runs.
 
-    others: names of other attentions, as `peers` has them.
+    peer_names: names of other attentions, as `peers` has them.
     """
     is_gpu = device.type == "cuda"
     if is_gpu:
@@ -106,8 +106,8 @@ def time_steps(
         if reason is not None:
             raise RuntimeError(f"the node has nothing to measure in {mode}: {reason}")
     candidates: dict[str, Any] = {DEFAULT: patcher.clone(), **nodes}
-    if others:
-        overrides, missing = peers(others)
+    if peer_names:
+        overrides, missing = peers(peer_names)
         print(*(f"{name}: left out, {reason}" for name, reason in missing.items()), sep="\n", file=sys.stderr)
         candidates |= {name: with_override(patcher, override) for name, override in overrides.items()}
     candidates[NOTHING] = with_override(patcher, attention_for_nothing)
@@ -141,8 +141,8 @@ def fill_in(row: FamilyRow, options: argparse.Namespace, device: torch.device) -
         clear()
     shape = {"real": family.real, "tiny": family.tiny}.get(options.time)
     if shape is not None:
-        others = _SHORT_PEERS if options.short else ALL_PEERS if options.peers else ()
-        row.timed = time_steps(family, shape, options.modes, options.rounds, device, others)
+        peer_names = _SHORT_PEERS if options.short else ALL_PEERS if options.peers else ()
+        row.timed = time_steps(family, shape, options.modes, options.rounds, device, peer_names)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -71,12 +71,12 @@ def files_of(source: str) -> dict[str, bytes]:
     if not root.is_dir():
         raise SystemExit(f"--files {source}: expected a folder or a git directory, but there is none at {root}")
     if commit or (root / "HEAD").is_file():
-        found = {path: text for path in FILES if (text := _in_commit(root, commit or "HEAD", path)) is not None}
+        files = {path: text for path in FILES if (text := _in_commit(root, commit or "HEAD", path)) is not None}
     else:
-        found = {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*.py"))}
-    if not found:
+        files = {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*.py"))}
+    if not files:
         raise SystemExit(f"--files {source}: none of {', '.join(FILES)} is there")
-    return found
+    return files
 
 
 def _in_commit(repository: Path, commit: str, path: str) -> bytes | None:

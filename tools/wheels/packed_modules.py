@@ -33,14 +33,14 @@ def pack(package: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 def unpack(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """A wheel's files with each host module by itself, in the place of what `pack` has made of them."""
-    found = dict(files)
+    unpacked = dict(files)
     for name in files:
         package, _, file = name.rpartition("/")
         if file != SIZES:
             continue
-        modules, at = lzma.decompress(found.pop(f"{package}/{ARCHIVE}")), 0
-        for module, size in json.loads(found.pop(name)).items():
-            found[f"{package}/{module}"] = modules[at : at + size]
+        modules, at = lzma.decompress(unpacked.pop(f"{package}/{ARCHIVE}")), 0
+        for module, size in json.loads(unpacked.pop(name)).items():
+            unpacked[f"{package}/{module}"] = modules[at : at + size]
             at += size
-        del found[f"{package}/{LOADER}"]
-    return found
+        del unpacked[f"{package}/{LOADER}"]
+    return unpacked

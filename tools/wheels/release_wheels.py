@@ -63,10 +63,10 @@ def source_trees() -> dict[str, str]:
 
 def recorded_trees(folder: Path) -> dict[str, str]:
     """Those that the wheels in a folder say they were built from. SystemExit when they say none."""
-    found = dict(re.findall(r"`(\w+)` ([0-9a-f]{40})", (folder / "README.md").read_text()))
-    if found.keys() != set(TREES):
+    trees = dict(re.findall(r"`(\w+)` ([0-9a-f]{40})", (folder / "README.md").read_text()))
+    if trees.keys() != set(TREES):
         raise SystemExit(f"{folder / 'README.md'} does not name the git trees that its wheels were built from")
-    return found
+    return trees
 
 
 def _said(wheel: Path) -> dict[str, bytes]:

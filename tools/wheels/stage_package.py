@@ -34,10 +34,10 @@ PACKAGE_FILES = (
 def tool_version(distribution: str) -> str:
     """The exact version of a build requirement."""
     project = (TEMPLATE / "pyproject.toml.in").read_text()
-    found = re.search(rf'"{re.escape(distribution)}==([^"]+)"', project)
-    if found is None:
+    match = re.search(rf'"{re.escape(distribution)}==([^"]+)"', project)
+    if match is None:
         raise ValueError(f"pyproject.toml.in names no exact version of {distribution}")
-    return found[1]
+    return match[1]
 
 
 def build_info(architecture: kernel_table.Architecture) -> str:

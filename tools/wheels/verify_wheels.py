@@ -64,11 +64,11 @@ def verify(folder: Path, interpreter: str | None, work: Path) -> bool:
     for rebuilt in build(architectures, work / "wheelhouse", interpreter, work / "cubin-cache", versions):
         own = released.pop((rebuilt.name.split("-")[0], _tag(rebuilt)), None)
         if own is None:
-            found: str | None = f"{folder} has no such wheel"
+            reason: str | None = f"{folder} has no such wheel"
         else:
-            found = (partial_difference if interpreter else difference)(own, rebuilt)
-        print(f"{rebuilt.name}: {found or 'identical'}", flush=True)
-        same = same and found is None
+            reason = (partial_difference if interpreter else difference)(own, rebuilt)
+        print(f"{rebuilt.name}: {reason or 'identical'}", flush=True)
+        same = same and reason is None
     for wheel in released.values():
         print(f"{wheel.name}: nothing like it is built", flush=True)
     return same and not released

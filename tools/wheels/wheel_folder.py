@@ -15,5 +15,5 @@ def wheels_of(part: str, folder: Path | None = None) -> list[Path]:
 
 def wheels_for(architecture: str, platform_tag: str, folder: Path | None = None) -> list[Path]:
     """What an architecture's kernels need on a platform: its images and the host modules."""
-    found = [*wheels_of(architecture, folder), *wheels_of(HOST, folder)]
-    return [wheel for wheel in found if wheel.stem.endswith(("-any", platform_tag))]
+    wheels = [*wheels_of(architecture, folder), *wheels_of(HOST, folder)]
+    return [wheel for wheel in wheels if wheel.stem.endswith(("-any", platform_tag))]

@@ -73,7 +73,7 @@ def test_the_node_computes_in_precise(smooth_v: bool) -> None:
         ({"mode": "4b", "rotate": "on"}, option_is("rotate", "off"), "rotate must be off here, got on"),
         ({"mode": "auto", "rotate": "on"}, option_is("rotate", "off"), "rotate must be off here, got on"),
     ],
-    ids=str,
+    ids=["precise", "4b rotated", "auto rotated"],
 )
 def test_a_backend_that_lacks_an_option_leaves_the_call_to_comfyui(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], lacks: Any, reason: str

@@ -42,13 +42,13 @@ def assert_matches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options:
     return empty
 
 
-@pytest.mark.parametrize(("shape", "is_causal"), zip(SHAPES, cycle([False, True]), strict=False))
+@pytest.mark.parametrize(("shape", "is_causal"), list(zip(SHAPES, cycle([False, True]), strict=False)))
 def test_bool_masks(shape: Any, is_causal: bool) -> None:
     assert_matches(*inputs(), attn_mask=torch.rand(shape) > 0.4, is_causal=is_causal)
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype"), zip(SHAPES, cycle([torch.float16, torch.bfloat16, torch.float32]), strict=False)
+    ("shape", "dtype"), list(zip(SHAPES, cycle([torch.float16, torch.bfloat16, torch.float32]), strict=False))
 )
 def test_additive_masks(shape: Any, dtype: torch.dtype) -> None:
     assert_matches(*inputs(), attn_mask=torch.randn(shape).to(dtype))

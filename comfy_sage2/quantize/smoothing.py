@@ -4,15 +4,39 @@ from __future__ import annotations
 
 import torch
 
+# Tokens whose mean stands for that of all of K: any vector may be subtracted, and theirs leaves as little.
+SAMPLED_TOKENS = 128
+_MASK = 0xFFFFFFFF
 
-def smooth_tokens(x: torch.Tensor, hidden: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+
+def sampled_tokens(length: int, count: int = SAMPLED_TOKENS, device: torch.device | None = None) -> torch.Tensor:
+    """Tokens spread over a sequence, one in each of `count` equal parts of it: int64, all of a shorter sequence.
+
+    Their places in the parts look like random ones, and are always the same: neither frames nor rows of a video, which
+    repeat, put them all in one place.
+    """
+    if length <= count:
+        return torch.arange(length, device=device)
+    part = torch.arange(count + 1, device=device) * length // count
+    number = torch.arange(count, device=device)
+    mixed = number * 0x9E3779B1 & _MASK
+    mixed = (mixed ^ mixed >> 16) * 0x85EBCA6B & _MASK
+    mixed = mixed ^ mixed >> 13
+    return part[:-1] + (mixed * part.diff() >> 32)
+
+
+def smooth_tokens(
+    x: torch.Tensor, hidden: torch.Tensor | None = None, sampled: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Smooth K or V: (B, H, N, D) -> the centered tensor and the mean over its tokens (B, H, 1, D), float32.
 
     hidden: None, or bool (B | 1, N): tokens that are left out of the mean, and become zeros. Some token is not hidden.
+    sampled: the mean is that of so many tokens, None of all; with `hidden` always of all that are not hidden.
     """
     x = x.float()
     if hidden is None:
-        mean = x.mean(dim=2, keepdim=True)
+        tokens = x if sampled is None else x[:, :, sampled_tokens(x.shape[2], sampled, x.device)]
+        mean = tokens.mean(dim=2, keepdim=True)
         return x - mean, mean
     shown = (~hidden).sum(dim=1).view(-1, 1, 1, 1)
     mean = without_hidden(x, hidden).sum(dim=2, keepdim=True) / shown

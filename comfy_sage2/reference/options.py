@@ -10,6 +10,7 @@ from ..options import AttentionOptions
 from ..quantize.accumulators import ACCUMULATE_FP16, ACCUMULATE_FP22, ACCUMULATE_FP32, Accumulator
 from ..quantize.formats import BF16, E4M3, FP16, FP32, INT4, INT4_CLIPPED, INT8, UINT8, NumberFormat
 from ..quantize.groups import ADA, GroupScheme
+from ..quantize.smoothing import SAMPLED_TOKENS
 
 # With P up to 448, V up to this and 64 keys, a half-precision sum stays below 65504.
 FP16_ACCUMULATOR_V_MAXIMUM = 2.25
@@ -28,6 +29,8 @@ class ReferenceOptions:
     qk_format: INT8, INT4, or for ablations a float format.
     groups: the tokens of Q and K that share a scale, and the block sizes.
     smooth_q, smooth_k, smooth_v: sections 3.1 and 3.4.
+    k_mean_tokens: K's mean is that of so many tokens spread over the sequence (`quantize.smoothing.sampled_tokens`),
+        None: of all, as in the paper. Where a mask may hide keys it is that of all others.
     rotate: multiply Q and K by a Hadamard matrix after smoothing (`quantize.rotation`); None: in the heads that the
         call names, or else in those that gain (`quantize.rotation_choice`). In INT4 rotated heads are INT4_CLIPPED,
         with a scale for each token of Q whatever `groups` says of Q, if `clip_rotated`.
@@ -49,6 +52,7 @@ class ReferenceOptions:
     groups: GroupScheme = ADA
     smooth_q: bool = False
     smooth_k: bool = True
+    k_mean_tokens: int | None = None
     smooth_v: bool = False
     rotate: bool | None = False
     clip_rotated: bool = False
@@ -79,6 +83,7 @@ class ReferenceOptions:
         """
         numerics = cls(
             groups=groups,
+            k_mean_tokens=SAMPLED_TOKENS,
             smooth_v=options.smooth_v,
             rotate=_ROTATIONS[options.rotate],
             sum_quantized_p=True,

@@ -53,7 +53,7 @@ def prepare(
     if options.smooth_q:
         q, q_block_means = smooth_blocks(q, options.groups.block_q)
     if options.smooth_k:
-        k, k_mean = smooth_tokens(k, hidden)
+        k, k_mean = smooth_tokens(k, hidden, options.k_mean_tokens)
     if options.smooth_v:
         v, v_mean = smooth_tokens(v, hidden)
     k, v = without_hidden(k, hidden), without_hidden(v, hidden)
@@ -87,7 +87,7 @@ def heads_that_gain(
     """
     k = k.float()
     if options.smooth_k:
-        k, _ = smooth_tokens(k, hidden)
+        k, _ = smooth_tokens(k, hidden, options.k_mean_tokens)
     return _gains(q.float(), without_hidden(k, hidden), options, hidden)
 
 

@@ -1,9 +1,10 @@
-// Means of K and V over all tokens and the scales of V's channels (paper sections 3.1, 3.3, 3.4), in two passes:
-// partial results of kStatisticsTokens tokens each, then their sum in a fixed order, so that repeated calls agree bit
-// by bit.
+// Means of K over a sample of its tokens and of V over all, and the scales of V's channels (paper sections 3.1, 3.3,
+// 3.4), in two passes: partial results of kStatisticsTokens tokens each, then their sum in a fixed order, so that
+// repeated calls agree bit by bit.
 #pragma once
 
 #include "common/hidden_keys.cuh"
+#include "common/sampled_keys.cuh"
 #include "sm80/layout.cuh"
 #include "sm80/rows.cuh"
 
@@ -12,6 +13,9 @@ namespace sm80 {
 __device__ __forceinline__ float merge(int statistic, float x, float y) {
   return statistic == 0 ? x + y : max_nan(x, y);
 }
+
+// Whether the mean is that of a sample, which the first chunk has: of K, where a mask cannot hide keys.
+__device__ __forceinline__ bool is_of_sample(const StatisticsParams& p, bool is_key) { return is_key && !p.shown; }
 
 // Grid: (kv heads, chunks, K or V). Where V is stored as it is there is none of V. A chunk all of whose keys are hidden
 // has the results of all its keys, for masks that hide all.
@@ -22,6 +26,8 @@ __device__ __forceinline__ void partial_statistics(const StatisticsParams& p) {
   const i64 stride = blockIdx.z == 0 ? p.k.token_stride : p.v.token_stride;
   const int first = blockIdx.y * kStatisticsTokens;
   const int last = min(first + kStatisticsTokens, p.sizes.kv_length);
+  const bool samples = is_of_sample(p, blockIdx.z == 0);
+  if (samples && blockIdx.y != 0) return;
   __shared__ unsigned shown_keys[kStatisticsTokens / 32];  // bits of 32 keys each
   int shown = 0;
   if (p.shown) {
@@ -52,8 +58,12 @@ __device__ __forceinline__ void partial_statistics(const StatisticsParams& p) {
       found[2][i] = max_nan(found[2][i], -x[i]);
     }
   };
-  // Two loops: a test at each token would keep the loads of several tokens from being under way at a time.
-  if (shown == 0) {
+  // Several loops: a test at each token would keep the loads of several tokens from being under way at a time.
+  if (samples) {
+#pragma unroll 4
+    for (int n = Pieces::row(); n < sampled_key_count(p.sizes.kv_length); n += Pieces::kRowsAtOnce)
+      add(sampled_key(n, p.sizes.kv_length));
+  } else if (shown == 0) {
     for (int token = first + Pieces::row(); token < last; token += Pieces::kRowsAtOnce) add(token);
   } else {
 #pragma unroll 2
@@ -92,7 +102,8 @@ __device__ __forceinline__ void finish_statistics(const StatisticsParams& p) {
   float found[kStatistics];
 #pragma unroll
   for (int statistic = 0; statistic < kStatistics; ++statistic) found[statistic] = in[statistic * kHeadDim];
-  int tokens = p.sizes.kv_length;
+  const bool samples = is_of_sample(p, blockIdx.y == 0);
+  int tokens = samples ? sampled_key_count(p.sizes.kv_length) : p.sizes.kv_length;
   const int* shown_of_chunks = p.shown_of_chunks + i64(blockIdx.x) * p.chunks;
   int shown = 0;
   if (p.shown) {
@@ -104,7 +115,8 @@ __device__ __forceinline__ void finish_statistics(const StatisticsParams& p) {
       found[1] = found[2] = -__builtin_bit_cast(float, 0x7f800000u);
     }
   }
-  for (int chunk = 1; chunk < p.chunks; ++chunk) {
+  const int chunks = samples ? 1 : p.chunks;
+  for (int chunk = 1; chunk < chunks; ++chunk) {
     if (shown != 0 && shown_of_chunks[chunk] == 0) continue;
 #pragma unroll
     for (int statistic = 0; statistic < kStatistics; ++statistic) {

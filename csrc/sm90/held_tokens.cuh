@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/hidden_keys.cuh"
+#include "common/sampled_keys.cuh"
 #include "common/type_traits.cuh"
 #include "sm90/quantize.cuh"
 #include "sm90/statistics.cuh"
@@ -161,8 +162,8 @@ struct ChannelStatistics {
 };
 
 // Over the tokens of the head but hidden ones: thread c gets those of channel c, below 8 * kLanes. Largest and smallest
-// with kExtremes alone. With HiddenKeys `shown` is found, too, and a block without a shown key has the statistics of
-// all its keys, for masks that hide all.
+// with kExtremes alone; else, where none can be hidden, the sum is that of sampled keys. With HiddenKeys `shown` is
+// found, too, and a block without a shown key has the statistics of all its keys, for masks that hide all.
 template <bool kExtremes, class T, int kLanes, class Hidden>
 __device__ __forceinline__ ChannelStatistics statistics_of(const HeldTokens<T, kLanes>& held, int length, int blocks,
                                                            const Lanes<kLanes>& lanes, Scratch<T, kLanes>& scratch,
@@ -186,8 +187,16 @@ __device__ __forceinline__ ChannelStatistics statistics_of(const HeldTokens<T, k
     for (int j = 0; j < 8; ++j) sums[j] += values[j];  // those that do not exist are zeros
     if (kExtremes && exists) extremes.add(raw);
   };
+  constexpr bool kSamples = !kExtremes && !kMayHide;
+  if constexpr (kSamples) {
+    __syncthreads();  // other threads have copied the sampled keys
+    for (int n = lanes.token; n < sampled_key_count(length); n += Held::kTokensAtOnce) {
+      const int local = sampled_key(n, length) - held.first;
+      if (local >= 0 && local < held.count) add(held.address(local, lanes.channel), true);
+    }
+  }
 #pragma unroll 1
-  for (int unit = 0; unit < held.count && held.first + unit < length; unit += Held::kUnitTokens) {
+  for (int unit = 0; !kSamples && unit < held.count && held.first + unit < length; unit += Held::kUnitTokens) {
     const unsigned from = held.address(unit + lanes.token, lanes.channel);
     constexpr int kDistance = Held::kTokensAtOnce * Held::kTokenBytes;
     if (hidden.any()) {

@@ -188,7 +188,7 @@ __device__ __forceinline__ void prepare_keys(const OnePassParams& params, const 
   const int own = threadIdx.x;
   if (own < scratch.kChannels) {
     const bool exists = own < statistics.head_dim;
-    scratch.means[own] = exists ? sum / length : 0.f;
+    scratch.means[own] = exists ? sum / sampled_key_count(length) : 0.f;
     if (writes && exists) statistics.k_mean[i64(bh.index) * statistics.head_dim + own] = scratch.means[own];
   }
   cluster_arrive();
@@ -206,7 +206,8 @@ __device__ __forceinline__ void prepare_keys(const ChoosingOnePassParams& params
   const Lanes<kLanes> lanes(statistics.head_dim);
   const int length = statistics.kv_length, blocks = statistics.cluster_blocks, own = threadIdx.x;
   const float sum = statistics_of<false>(held, length, blocks, lanes, scratch, hidden, shown).sum;
-  const int tokens = tokens_of(hidden, shown, blocks, length);
+  const int tokens =
+      is_same_v<Hidden, HiddenKeys> ? tokens_of(hidden, shown, blocks, length) : sampled_key_count(length);
   if (own < scratch.kChannels) {
     const bool exists = own < statistics.head_dim;
     scratch.means[own] = exists ? sum / tokens : 0.f;

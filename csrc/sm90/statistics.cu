@@ -1,6 +1,7 @@
-// Statistics of K and V, read once: the mean of K over tokens (smooth K), the mean of V (smooth V) and V's scale per
-// channel. A cluster of blocks shares a head and adds its partial results through distributed shared memory, always in
-// the same order, so that repeated runs are equal bit by bit.
+// Statistics of K and V: the mean of K over a sample of its tokens (smooth K), the mean of V (smooth V) and V's scale
+// per channel over all of them. A cluster of blocks shares a head and adds its partial results through distributed
+// shared memory, always in the same order, so that repeated runs are equal bit by bit.
+#include "common/sampled_keys.cuh"
 #include "common/type_traits.cuh"
 #include "sm90/rotation_choice.cuh"
 
@@ -32,7 +33,8 @@ __device__ __forceinline__ int block_sum(int x) {
 constexpr int kHiddenKeysAtOnce = 4096;  // whose bits a block of the grid holds
 
 // Without kWithV, K's mean alone: the precise mode does not quantize V. ChoosingStatisticsParams: the call may
-// rotate all heads, or choose the rotation of each; with HiddenKeys those do not count.
+// rotate all heads, or choose the rotation of each; with HiddenKeys those do not count, and K's mean is that of all
+// others.
 template <class T, bool kWithV, class Params, class Hidden>
 __device__ __forceinline__ void statistics_kernel(const Params& params) {
   constexpr bool kChooses = is_same_v<Params, ChoosingStatisticsParams>, kMayHide = is_same_v<Hidden, HiddenKeys>;
@@ -75,24 +77,40 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
       statistics[kMaxV][i] = statistics[kMaxNegatedV][i] = -__builtin_bit_cast(float, 0x7f800000u);
     }
   }
-  const auto add = [&](const Vec8<T>& k_raw, const Vec8<T>& v_raw) {
-    float k_values[8], v_values[8];
-    k_raw.get(k_values);
-    if constexpr (kWithV) v_raw.get(v_values);
+  const auto add_key = [&](const Vec8<T>& raw) {
+    float values[8];
+    raw.get(values);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      statistics[kSumK][i] += k_values[i];
-      if constexpr (kWithV) {
-        statistics[kSumV][i] += v_values[i];
-        statistics[kMaxV][i] = max_nan(statistics[kMaxV][i], v_values[i]);
-        statistics[kMaxNegatedV][i] = max_nan(statistics[kMaxNegatedV][i], -v_values[i]);
+    for (int i = 0; i < 8; ++i) statistics[kSumK][i] += values[i];
+  };
+  const auto add = [&](const Vec8<T>& k_raw, const Vec8<T>& v_raw) {
+    if constexpr (kMayHide) add_key(k_raw);
+    if constexpr (kWithV) {
+      float values[8];
+      v_raw.get(values);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        statistics[kSumV][i] += values[i];
+        statistics[kMaxV][i] = max_nan(statistics[kMaxV][i], values[i]);
+        statistics[kMaxNegatedV][i] = max_nan(statistics[kMaxNegatedV][i], -values[i]);
       }
+    }
+  };
+  // Those whose mean is taken for that of K, in turns of the blocks.
+  const auto add_sampled_keys = [&] {
+    if (channel >= params.head_dim) return;
+    const int count = sampled_key_count(params.kv_length), step = kStatisticsThreads / lanes * blocks;
+#pragma unroll 4
+    for (int n = threadIdx.x / lanes * blocks + block; n < count; n += step) {
+      Vec8<T> raw;
+      raw.load(k + sampled_key(n, params.kv_length) * params.k.token_stride);
+      add_key(raw);
     }
   };
   // The keys from `first` on. `skips(token)`: whether one does not count.
   const auto add_keys = [&](int first, int end, const auto& skips) {
     if (channel >= params.head_dim) return;
-    constexpr int kAtOnce = (kWithV ? 8 : 16) / sizeof(T);  // as many as the registers hold
+    constexpr int kAtOnce = (kWithV && kMayHide ? 8 : 16) / sizeof(T);  // as many as the registers hold
     const int step = kStatisticsThreads / lanes;
     int token = first + threadIdx.x / lanes;
     const T* k_token = k + token * params.k.token_stride;
@@ -100,7 +118,7 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
     const i64 k_step = step * params.k.token_stride, v_step = step * params.v.token_stride;
     Vec8<T> k_raw[kAtOnce], v_raw[kAtOnce];
     const auto load = [&](int i) {
-      k_raw[i].load(k_token);
+      if constexpr (kMayHide) k_raw[i].load(k_token);
       if constexpr (kWithV) v_raw[i].load(v_token);
       k_token += k_step;
       v_token += v_step;
@@ -150,8 +168,9 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
     }
     if (threadIdx.x == 0) shown_of_block = shown_keys;
   }
+  if constexpr (!kMayHide) add_sampled_keys();
   // A block without a shown key sums up all of its keys, for masks that hide all.
-  if (shown_keys == 0) add_keys(block * share, end, [](int) { return false; });
+  if (shown_keys == 0 && (kMayHide || kWithV)) add_keys(block * share, end, [](int) { return false; });
 #pragma unroll
   for (int statistic = 0; statistic < kCount; ++statistic) {
 #pragma unroll
@@ -188,12 +207,18 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
     else
       return params.kv_length;
   };
+  const auto k_tokens = [&] {
+    if constexpr (kMayHide)
+      return tokens();
+    else
+      return sampled_key_count(params.kv_length);
+  };
   if constexpr (kChooses) {
     __shared__ float means[kMaxHeadDim];
     __shared__ ChoiceScratch scratch;
     bool rotated = false;
     if (params.rotates == Rotates::by_head) {
-      means[own] = own < params.head_dim ? total_of(kSumK) / tokens() : 0.f;
+      means[own] = own < params.head_dim ? total_of(kSumK) / k_tokens() : 0.f;
       __syncthreads();
       Hidden hidden(params.mask, batch);
       hidden.all_but(static_cast<int>(shown));
@@ -214,7 +239,7 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
         total[statistic] = combine(statistic, total[statistic], load_from_block(&of_block[statistic][own], other));
     }
     const i64 index = i64(bh) * params.head_dim + own;
-    params.k_mean[index] = total[kSumK] / tokens();
+    params.k_mean[index] = total[kSumK] / k_tokens();
     if constexpr (kWithV) {
       store_value_factors(params, index,
                           value_factors<T>(total[kSumV], total[kMaxV], total[kMaxNegatedV], tokens(), params.smooth_v));

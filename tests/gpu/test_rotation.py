@@ -15,7 +15,7 @@ from comfy_sage2.quantize.quantizers import Quantized
 from comfy_sage2.quantize.rotation import rotate as apply_rotation
 from comfy_sage2.quantize.rotation import rotation_size
 from comfy_sage2.quantize.rotation_choice import rotation_gains
-from comfy_sage2.quantize.smoothing import smooth_blocks, smooth_tokens
+from comfy_sage2.quantize.smoothing import SAMPLED_TOKENS, smooth_blocks, smooth_tokens
 from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.reference.preparation import prepare
 
@@ -56,7 +56,7 @@ def _in_order(rows: torch.Tensor) -> torch.Tensor:
 def _smoothed(x: torch.Tensor, is_query: bool, mode: str, rotate: bool) -> torch.Tensor:
     """What is quantized: x (1, 1, tokens, D) after smoothing and rotation."""
     if not is_query:
-        x, _ = smooth_tokens(x)
+        x, _ = smooth_tokens(x, sampled=SAMPLED_TOKENS)
     elif mode == "4b":
         x, _ = smooth_blocks(x, ADA.block_q)
     return apply_rotation(x) if rotate else x
@@ -154,7 +154,7 @@ def test_auto_rotates_the_heads_that_gain(
     plain, rotated = (numerics.of_heads(rotated=choice) for choice in (False, True))
     gains = rotation_gains(
         q.float(),
-        smooth_tokens(k, hidden)[0],
+        smooth_tokens(k, hidden, SAMPLED_TOKENS)[0],
         (plain.qk_format, rotated.qk_format),
         (plain.groups, rotated.groups),
         smooth_q=mode == "4b",

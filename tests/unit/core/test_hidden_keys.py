@@ -145,7 +145,8 @@ def test_a_mask_that_hides_all_hides_none(mode: str) -> None:
     nothing[1] = True
     out = comfy_sage2.attention(q, k, v, mode=mode, attn_mask=nothing)
     assert not out[0].any()
-    assert torch.equal(out[1], comfy_sage2.attention(q, k, v, mode=mode)[1])
+    unmasked = comfy_sage2.attention(q, k, v, mode=mode)  # whose K loses the mean of a sample
+    assert relative_l1(out[1], unmasked[1]) < 0.02
 
 
 def test_constant_keys_stay_numbers() -> None:

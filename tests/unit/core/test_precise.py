@@ -10,6 +10,7 @@ import torch
 import comfy_sage2
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
+from comfy_sage2.quantize.smoothing import sampled_tokens
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.exact import exact_attention
 from comfy_sage2.reference.options import ReferenceOptions
@@ -28,7 +29,8 @@ def _rounded(x: torch.Tensor, group_of: list[int]) -> torch.Tensor:
 def _definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, per_token: bool) -> torch.Tensor:
     """One head, (N, D) float64: smoothed INT8 K, INT8 Q, then the softmax and its product with V exactly."""
     rows = [n if per_token else n // 32 * 8 + n % 8 for n in range(len(q))]
-    k_hat = _rounded(k - k.mean(0), [n // 64 * 4 + n % 8 // 2 for n in range(len(k))])
+    k_mean = k[sampled_tokens(len(k))].mean(0)
+    k_hat = _rounded(k - k_mean, [n // 64 * 4 + n % 8 // 2 for n in range(len(k))])
     return (_rounded(q, rows) @ k_hat.T / math.sqrt(q.shape[1])).softmax(1) @ v
 
 

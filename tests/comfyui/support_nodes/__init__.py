@@ -92,21 +92,33 @@ class HiddenAttention(io.ComfyNode):
 @contextmanager
 def changed_outputs(change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Within it `change` makes the output of each call of the pack's backends."""
-    runner: Any = sys.modules["comfy_sage2.comfyui.session.runner"]
-    run = runner.run
+    plans: Any = sys.modules["comfy_sage2.dispatch.plan"].CallPlan
+    slots = {name: getattr(plans, name) for name in ("run", "run_reshaped")}
 
-    def changed(plan: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: Any) -> Any:
-        out, lse = run(plan, q, k, v, optional)
-        out = change(out)
-        if optional.nonfinite is not None and not out.isfinite().all():
-            optional.nonfinite.fill_(1)
-        return out, lse
+    def changing(run: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        if run is None:
+            return None
 
-    runner.run = changed
+        def changed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: Any, *more: Any) -> Any:
+            result = run(q, k, v, optional, *more)
+            out, *lse = result if isinstance(result, tuple) else (result,)
+            out = change(out)
+            if optional.nonfinite is not None and not out.isfinite().all():
+                optional.nonfinite.fill_(1)
+            return (out, *lse) if isinstance(result, tuple) else out
+
+        return changed
+
+    def changing_slot(slot: Any) -> property:
+        return property(lambda plan: changing(slot.__get__(plan)), slot.__set__)
+
+    for name, slot in slots.items():
+        setattr(plans, name, changing_slot(slot))
     try:
         yield
     finally:
-        runner.run = run
+        for name, slot in slots.items():
+            setattr(plans, name, slot)
 
 
 class Fault(io.ComfyNode):

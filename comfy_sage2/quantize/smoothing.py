@@ -35,7 +35,8 @@ def smooth_tokens(
     """
     x = x.float()
     if hidden is None:
-        tokens = x if sampled is None else x[:, :, sampled_tokens(x.shape[2], sampled, x.device)]
+        # index_select gives the same order in memory, and so the same sum, for every layout of x.
+        tokens = x if sampled is None else x.index_select(2, sampled_tokens(x.shape[2], sampled, x.device))
         mean = tokens.mean(dim=2, keepdim=True)
         return x - mean, mean
     shown = (~hidden).sum(dim=1).view(-1, 1, 1, 1)

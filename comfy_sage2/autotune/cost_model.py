@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from ..options import EXACT
-from .timings import ORDINARY, PEER, ROTATIONS, Candidate, ErrorsOfKinds, Times, Work
+from .timings import ORDINARY, PEER, PLAIN, ROTATIONS, Candidate, ErrorsOfKinds, Times, Work
 
 _LEAST_MARGIN = 0.02
 # Another package's error may be above ours by so much: by as much errors vary from draw to draw of the inputs.
@@ -160,6 +160,15 @@ class TunedChoices:
     def _errors(self, candidate: Candidate, head_dim: int) -> ErrorsOfKinds:
         timed = self.timed_head_dim(head_dim)
         return () if timed is None else self.times.errors.get((candidate, timed), ())
+
+    @property
+    def exact(self) -> list[Candidate]:
+        """Torch's exact attentions that were timed, ComfyUI's choice among them aside."""
+        return [candidate for candidate in self._candidates if candidate.mode == EXACT and candidate.backend != PLAIN]
+
+    def timed_works(self) -> list[Work]:
+        """The calls that were timed."""
+        return list(dict.fromkeys(work for _, work in self.times.seconds))
 
     @property
     def peers(self) -> list[Candidate]:

@@ -15,6 +15,7 @@ from ..options import EXACT, AttentionOptions
 
 # What ComfyUI's attention calls unless it was started with an option: torch chooses.
 PLAIN = "scaled_dot_product_attention"
+REFERENCE = "reference"  # the backend that computes what kernels would: it has errors, and is never timed
 PEER = "peer"  # the mode of another package's attention, which quantizes in its own way
 ORDINARY = (False, False)  # `Work.kind` of calls without a mask, the heads of a token together in memory
 ROTATIONS = (False, True)  # the values of `Candidate.rotate`
@@ -175,7 +176,7 @@ class Times:
     def document(self) -> dict[str, Any]:
         """As JSON can hold it."""
         works = list(dict.fromkeys(work for _, work in self.seconds))
-        candidates = dict.fromkeys(candidate for candidate, _ in self.seconds)
+        candidates = dict.fromkeys(candidate for candidate, _ in (*self.seconds, *self.errors))
         return {
             "noise": self.noise,
             "multiprocessors": self.multiprocessors,

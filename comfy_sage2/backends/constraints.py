@@ -46,6 +46,11 @@ def requires(name: str, holds: Callable[[CallSignature], bool], reason: str) -> 
 
 
 ON_CUDA = Constraint("device", _on_cuda)
+ON_GPU = requires(  # of AMD's too
+    "device",
+    lambda call: call.device.type == "cuda",
+    "[SA-103] a GPU with CUDA or ROCm is needed here, and the tensors are on {call.device.type}",
+)
 LENGTH = requires(
     "length",
     lambda call: max(call.q_length, call.kv_length) <= MAX_LENGTH,
@@ -124,9 +129,11 @@ def capability_is(*supported: tuple[int, int]) -> Constraint:
 
 
 def capability_from(*least: int) -> Constraint:
-    """The GPU's compute capability is `least` or higher."""
+    """The compute capability of an NVIDIA GPU is `least` or higher."""
 
     def check(signature: CallSignature) -> str | None:
+        if torch.version.hip is not None:  # which numbers its GPUs in another way
+            return None
         if signature.capability is not None and signature.capability >= least:
             return None
         device = "no CUDA device" if signature.capability is None else "{}.{}".format(*signature.capability)
@@ -147,6 +154,6 @@ def option_is(name: str, *supported: object) -> Constraint:
     return Constraint(name, check)
 
 
-def dense_on_cuda(*modes: str) -> tuple[Constraint, ...]:
-    """Calls in these modes on a CUDA device, without a block mask."""
-    return ON_CUDA, option_is("mode", *modes), LENGTH, DENSE
+def dense(*modes: str) -> tuple[Constraint, ...]:
+    """Calls in these modes without a block mask."""
+    return option_is("mode", *modes), LENGTH, DENSE

@@ -40,7 +40,7 @@ class ExactAttention(Backend):
         self.name = name
         self._compute = compute
         self._availability = availability
-        self.constraints = (*rules.dense_on_cuda(EXACT), _ONE_KIND_OF_MASK, *constraints)
+        self.constraints = (rules.ON_CUDA, *rules.dense(EXACT), _ONE_KIND_OF_MASK, *constraints)
 
     def is_for(self, mode: str) -> bool:
         return mode == EXACT

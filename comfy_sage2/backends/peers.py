@@ -66,7 +66,7 @@ class Peer(Backend):
     ) -> None:
         """load: imports the package. If it raises, that error is why the peer cannot be used."""
         self.name = name
-        self.constraints = (*rules.dense_on_cuda(*MODES), rules.option_is("return_lse", False), *constraints)
+        self.constraints = (rules.ON_GPU, *rules.dense(*MODES), rules.option_is("return_lse", False), *constraints)
         self._distribution = distribution
         self._load = load
         self._lock = threading.Lock()

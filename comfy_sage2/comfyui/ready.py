@@ -18,10 +18,10 @@ def ready_line(device: torch.device) -> str:
     fitting = next((kernel for kernel, reason in reasons.items() if reason is None), None)
     if fitting is None:
         reason = next(iter(reasons.values()))
-        return f"version {__version__}: no kernel can run here, so models pass through unchanged: {reason}"
+        return f"version {__version__}: no kernel can run here: {reason}"
     failure = fitting.availability()
     if failure is not None:
-        return f"version {__version__}: the kernels cannot be loaded, so models pass through unchanged: {failure}"
+        return f"version {__version__}: the kernels cannot be loaded: {failure}"
     calls = {mode: CallSignature.minimal(device, AttentionOptions(mode)) for mode in MODES}
     modes = [mode for mode, call in calls.items() if fitting.reason_of_module(call) is None]
     return (

@@ -14,11 +14,11 @@ from ..autotune.accumulators import resolved
 from ..autotune.auto_mode import with_mode
 from ..autotune.cost_model import TunedChoices
 from ..autotune.store import choices_of
-from ..autotune.timings import PEER, PLAIN, Candidate, Work
+from ..autotune.timings import PEER, PLAIN, REFERENCE, Candidate, Work
 from ..backends import hidden_keys
 from ..backends.base import Backend
 from ..block_mask import blocks_of
-from ..call.signature import ANY, IGNORED, NAMED, CallSignature, Routing, TensorForm, WorkKey
+from ..call.signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature, Routing, TensorForm, WorkKey
 from ..call.validation import check_call
 from ..options import AUTO, EXACT, GIVEN, AttentionOptions
 from . import registry
@@ -101,9 +101,9 @@ def _plan(signature: CallSignature, backends: tuple[Backend, ...], generation: i
         check_call(signature)
         signature, routing = with_mode(signature), signature.routing
         chosen = choose(signature)
-        if isinstance(chosen, Refusal):
-            return chosen
         choices = choices_of(signature.device)
+        if isinstance(chosen, Refusal):
+            return chosen if choices is None else _without_kernels(signature, chosen, choices)
         exact = None
         if routing.where_faster and choices is not None:
             exact = _faster_exact(signature, chosen, choices)
@@ -164,6 +164,64 @@ def _faster_exact(signature: CallSignature, chosen: Backend, choices: TunedChoic
         return None
     reason = None if signature.options.mode == EXACT else EXACT_IS_FASTER
     return CallPlan(exact.signature, exact.backend, reason)
+
+
+def _without_kernels(signature: CallSignature, refused: Refusal, choices: TunedChoices) -> CallPlan | Refusal:
+    """The plan of calls that no kernel takes; `refused` says why.
+
+    The fastest exact attention computes them, or another package's that is exact enough for the mode, where it was
+    measured to be faster than ComfyUI's own. Else the plan is `refused`.
+    """
+    routing, work, own = signature.routing, Work.of(signature), Candidate(PLAIN)
+    if not (routing.where_faster and routing.own_is_torchs) or routing.backend is not None or work is None:
+        return refused
+    call = signature._replace(rotated_heads=None)
+    calls = {name: call._replace(routing=Routing(name)) for name in (peer.backend for peer in choices.peers)}
+    exact = call._replace(options=call.options.without_quantization(), routing=Routing(accelerated_only=True))
+    chosen = choose(exact)
+    if isinstance(chosen, Backend):
+        calls[chosen.name] = exact
+    faster = [
+        candidate
+        for candidate in _in_place_of_kernels(choices, call.options.mode, routing.peers, work.head_dim)
+        if candidate.backend in calls
+        and choices.is_faster(candidate, own, work)
+        and not choices.is_lost_on_the_host(candidate, own, work)
+        and registry.get(candidate.backend).reason_against(calls[candidate.backend]) is None
+    ]
+    if not faster:
+        return refused
+    name = min(faster, key=lambda candidate: choices.seconds(candidate, work) or 0.0).backend
+    reason = f"[SA-323] no kernel runs here, and {name} was measured to be faster than ComfyUI's own attention"
+    return CallPlan(calls[name], registry.get(name), reason)
+
+
+def serves_without_kernels(device: torch.device, mode: str, peers: str) -> bool:
+    """Whether some calls that were timed on `device` are computed faster than by ComfyUI's own attention.
+
+    That is where no kernel runs, in a mode of `MODES` or "auto", and with this rule for other packages' attentions.
+    """
+    choices = choices_of(device)
+    if choices is None:
+        return False
+    return any(
+        choices.is_faster(candidate, Candidate(PLAIN), work)
+        for work in choices.timed_works()
+        for candidate in _in_place_of_kernels(choices, mode, peers, work.head_dim)
+    )
+
+
+def _in_place_of_kernels(choices: TunedChoices, mode: str, peers: str, head_dim: int) -> list[Candidate]:
+    """What may compute a mode's calls where no kernel runs: exact attentions, and packages that are exact enough.
+
+    The slow reference, which computes what the kernels would, tells how exact the mode is.
+    """
+    rival = Candidate(REFERENCE, "8b" if mode == AUTO else mode)
+    is_quantized_allowed = {
+        ANY: lambda peer: True,
+        NO_LESS_EXACT: lambda peer: choices.is_no_less_exact(peer, rival, head_dim),
+    }.get(peers, lambda peer: False)
+    return [*choices.exact, *filter(is_quantized_allowed, choices.peers)]
 
 
 def _beside_peers(signature: CallSignature, chosen: Backend, planned: CallPlan, choices: TunedChoices) -> CallPlan:

@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..autotune.timings import PEER, PLAIN, ROTATIONS, Candidate, ErrorsOfKinds
+from ..autotune.timings import PEER, PLAIN, REFERENCE, ROTATIONS, Candidate, ErrorsOfKinds
 from ..backends.base import Result
 from ..backends.kernels import KERNELS
 from ..backends.peers import PEERS
@@ -47,8 +47,12 @@ _HEADS, _TOKENS = 4, 2048  # of the calls whose errors are measured
 
 
 def all_candidates() -> list[Candidate]:
-    """Every candidate that this installation may time, on whichever GPU."""
-    return [Candidate(PLAIN), *(candidate for candidate, _, _ in _backends())]
+    """Every candidate that this installation may time, or take errors of, on whichever GPU."""
+    return [
+        Candidate(PLAIN),
+        *(candidate for candidate, _, _ in _backends()),
+        *(Candidate(REFERENCE, m) for m in MODES),
+    ]
 
 
 def calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> dict[Candidate, Run]:
@@ -76,17 +80,19 @@ def calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor 
 def errors(device: torch.device, head_dim: int) -> dict[Candidate, ErrorsOfKinds]:
     """The relative L2 errors of each candidate that quantizes, as `timings.Errors` has them.
 
-    A candidate that raises, or gives NaN, has none.
+    A candidate that raises, or gives NaN, has none. Where no kernel runs, the reference has the errors of the modes.
     """
     errors_of: dict[Candidate, list[float | None]] = {}
     for number, make in enumerate(_INPUTS):
         q, k, v = make(torch.Generator(device).manual_seed(23), head_dim)
         exact, _ = exact_attention(q, k, v, dtype=torch.float32)
         q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
-        for candidate, planned in _plans(q, k, v, NO_TENSORS):
-            if candidate.is_quantized:
-                of_kinds = errors_of.setdefault(candidate, [None] * len(_INPUTS))
-                of_kinds[number] = _relative_l2(partial(planned.run, q, k, v), exact)
+        plans = [(candidate, planned) for candidate, planned in _plans(q, k, v, NO_TENSORS) if candidate.is_quantized]
+        if plans and all(candidate.mode == PEER for candidate, _ in plans):
+            plans += _reference_plans(q, k, v)
+        for candidate, planned in plans:
+            of_kinds = errors_of.setdefault(candidate, [None] * len(_INPUTS))
+            of_kinds[number] = _relative_l2(partial(planned.run, q, k, v), exact)
     return {
         candidate: tuple(of_kinds)
         for candidate, of_kinds in errors_of.items()
@@ -120,6 +126,14 @@ def _plans(
         planned = plan(CallSignature.of(q, k, v, options, optional, Routing(name)))
         if isinstance(planned, CallPlan):
             yield candidate, planned
+
+
+def _reference_plans(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Iterator[tuple[Candidate, CallPlan]]:
+    for mode in MODES:
+        options = replace(_FOR_PEERS, mode=mode)
+        planned = plan(CallSignature.of(q, k, v, options, NO_TENSORS, Routing(REFERENCE)))
+        if isinstance(planned, CallPlan):
+            yield Candidate(REFERENCE, mode), planned
 
 
 def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -63,7 +63,7 @@ _tried: set[int] = set()
 
 def ensure_timed(device: torch.device) -> None:
     """Find out the times of `device`, once in this process; on failure the shipped defaults stay."""
-    if device.type != "cuda" or torch.version.hip is not None:
+    if device.type != "cuda":  # as AMD's GPUs are called too
         return
     index = torch.cuda.current_device() if device.index is None else device.index
     if index in _tried or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():

@@ -147,7 +147,7 @@ def sage_attention_2_options() -> io.Schema:
             ),
             _input(
                 "backend",
-                "auto: the fastest kernel for this GPU. Without one the model passes through unchanged.\n"
+                "auto: the fastest attention on this GPU that is exact enough.\n"
                 "reference: the same computation in plain PyTorch, for comparisons. It is slow.\n"
                 "auto or reference: the reference only where no kernel can run.",
             ),

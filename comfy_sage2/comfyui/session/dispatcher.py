@@ -16,7 +16,7 @@ from ...backends.base import Backend
 from ...call.call_site import CallSite
 from ...call.signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature, Routing
 from ...dispatch import registry
-from ...dispatch.plan import MOST_PLANS, Refusal, choose, plan, with_rotated_heads
+from ...dispatch.plan import MOST_PLANS, Refusal, choose, plan, serves_without_kernels, with_rotated_heads
 from ...options import EXACT, MODES, AttentionOptions
 from ...text import error_text
 from ..adapter.attention_call import AttentionCall
@@ -50,7 +50,7 @@ class Dispatcher:
         settings: the node's options.
         expected: how ordinary calls are served on this machine.
         title: what the node does, in one line.
-        idle_reason: why the node leaves the model as it is, or None when it is at work.
+        idle_reason: why the node leaves the model as it is, or None when it is at work, by kernels or without.
         guard: checks the outputs of backends; None where none is to be checked.
         sparsity: skips key blocks; None where all are computed.
         rotations: which heads of a layer are rotated, kept from call to call; None where each call has its own.
@@ -75,7 +75,6 @@ class Dispatcher:
         self.settings = settings
         self.expected = expected
         self.title = settings.describe()
-        self.idle_reason = expected.reason
         self.guard = Guard() if settings.guard else None
         off = settings.sparse == SPARSE_OFF
         self.sparsity = None if off else BlockSparsity(settings.sparse, settings.dense_percent)
@@ -91,6 +90,7 @@ class Dispatcher:
             peers=_peers(settings),
             own_is_torchs=own_is_torchs,
         )
+        self.idle_reason = None if self._serves_without_kernels() else expected.reason
         self._routing_of_declared = self.routing._replace(own_is_torchs=False)
         self._takes_exact = prefers_exact and is_first  # for calls in full precision, where that is faster
         self._options = {mode: settings.options(mode) for mode in (*MODES, AUTO, EXACT)}
@@ -218,8 +218,21 @@ class Dispatcher:
                 log.warning("SageAttention2: %s; ComfyUI's attention computes this call", reason)
             return Decision(reason=reason)
 
+    def _serves_without_kernels(self) -> bool:
+        """Whether attentions of torch or of other packages, which are faster here, compute calls that no kernel can."""
+        if self.expected.reason is None or self.device is None or self.settings.mode not in (AUTO, *MODES):
+            return False
+        if not (self.routing.where_faster and self.routing.own_is_torchs) or self.settings.backend != AUTO:
+            return False
+        return serves_without_kernels(self.device, self.settings.mode, self.routing.peers)
+
     def status(self) -> str:
         """What the node itself shows while it is at work."""
+        if self.expected.reason is not None:
+            return (
+                f"No kernel runs here: {self.expected.reason}. Attentions that were measured to be faster than "
+                f"ComfyUI's own, and are exact enough, compute the calls: {self.title}"
+            )
         if self.expected.backend == REFERENCE:
             return f"The slow reference version computes the attention, not a GPU kernel: {self.title}"
         return f"{self.expected.backend} computes the attention: {self.title}"

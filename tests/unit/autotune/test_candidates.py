@@ -143,3 +143,15 @@ def test_a_package_without_results_has_no_errors(kernel: StandIn, package: Stand
     package.change = change
     errors = candidates.errors(torch.device("cpu"), 32)
     assert Candidate("kitchen", PEER) not in errors and Candidate("sm89", "8b") in errors
+
+
+def test_without_kernels_the_reference_tells_how_exact_a_mode_is(
+    kernel: StandIn, package: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "BACKENDS", (StandIn("torch-cudnn", (EXACT,), by_mode), registry.get("reference")))
+    errors_of = candidates.errors(torch.device("cpu"), 32)
+    assert errors_of.keys() == {Candidate("kitchen", PEER), *(Candidate("reference", mode) for mode in MODES)}
+    assert errors_of.keys() <= set(candidates.all_candidates())
+    four, eight, precise = (errors_of[Candidate("reference", mode)][0] for mode in ("4b", "8b", "precise"))
+    assert four is not None and eight is not None and precise is not None
+    assert four > 1.5 * eight > 2.0 * precise

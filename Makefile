@@ -73,7 +73,7 @@ endef
 .venv-torch-%/complete: requirements/torch-%.txt
 	$(call make-environment,-r $<)
 
-.venv-host/complete: requirements/host.txt $(COMFYUI)/requirements.txt requirements.txt $(PACKS)
+.venv-host/complete: requirements/host.txt $(COMFYUI)/requirements.txt $(PACKS)
 	$(call make-environment,$(^:%=-r %))
 	@# Beside a CPU torch torchaudio's compiled part cannot be loaded, and without it its Python part runs.
 	@.venv-host/bin/python -c "import torch; exit(torch.version.cuda is not None)" && \

@@ -7,7 +7,6 @@ not imported here, which ComfyUI forbids; ours decides whether this machine can 
 
 from __future__ import annotations
 
-import importlib
 import importlib.machinery
 import importlib.util
 import json
@@ -77,7 +76,7 @@ class Guard:
         for name in [name for name in sys.modules if name == NAME or name.startswith(f"{NAME}.")]:
             del sys.modules[name]
         sys.path.insert(0, str(OFFERED))
-        importlib.import_module(NAME)
+        import sageattention  # noqa: F401  # NAME
 
 
 def is_set(path: Path) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 if not __package__:
     # Run by its path, Python has put this folder first, where its modules would hide others of the same names.
@@ -19,9 +20,16 @@ COMMANDS = {
 }
 
 
+def _import(module: str) -> ModuleType:
+    """Import the module of the one command there is."""
+    from comfy_sage2 import doctor
+
+    return doctor
+
+
 def main(arguments: list[str]) -> int:
     """Run one command and return its exit status."""
-    return run("comfy_sage2", COMMANDS, arguments)
+    return run("comfy_sage2", COMMANDS, arguments, _import)
 
 
 if __name__ == "__main__":

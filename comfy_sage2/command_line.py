@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import NoReturn
 
 
@@ -21,10 +21,15 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
 
 
-def run(program: str, commands: Mapping[str, tuple[str, str]], arguments: list[str]) -> int:
+def run(
+    program: str,
+    commands: Mapping[str, tuple[str, str]],
+    arguments: list[str],
+    load: Callable[[str], ModuleType],
+) -> int:
     """Run one of `commands` and return its exit status.
 
-    commands: name -> (the module whose `main(arguments)` runs it, what it does).
+    commands: name -> (the module whose `main(arguments)` runs it, what it does). load: imports that module.
     """
     print_any_letters()
     width = max(map(len, commands))
@@ -39,7 +44,7 @@ def run(program: str, commands: Mapping[str, tuple[str, str]], arguments: list[s
     chosen = parser.parse_args(arguments[:1]).command
     # Imported only when asked for: the doctor has to work where the requirements of the others are missing.
     try:
-        module = importlib.import_module(commands[chosen][0])
+        module = load(commands[chosen][0])
     except (ImportError, OSError) as error:  # OSError: a torch on Windows whose own libraries cannot be loaded
         lacking = error.name if isinstance(error, ImportError) else None
         if lacking is not None and lacking.partition(".")[0] in ("comfy_sage2", "lab", "tools"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 from comfy_sage2.command_line import run
@@ -22,7 +23,7 @@ COMMANDS = {
 
 def main(arguments: list[str]) -> int:
     """Run one command and return its exit status."""
-    return run("lab", COMMANDS, arguments)
+    return run("lab", COMMANDS, arguments, importlib.import_module)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ is imported when the first such call is planned. A peer that raises is out of us
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import logging
 import threading
@@ -159,7 +158,8 @@ class PeerCall(BoundCall):
 
 
 def _kitchen() -> PeerFunctions:
-    kitchen = importlib.import_module("comfy_kitchen")
+    import comfy_kitchen as kitchen
+
     if not kitchen.int8_attention_is_available():
         raise RuntimeError("[SA-103] comfy-kitchen has no INT8 attention for this GPU")
 
@@ -180,7 +180,8 @@ def _kitchen() -> PeerFunctions:
 
 
 def _sage_attention() -> PeerFunctions:
-    sage = importlib.import_module("sageattention")
+    import sageattention as sage
+
     if _OURS in Path(str(sage.__file__)).resolve().parents:
         raise RuntimeError("[SA-115] Python finds this pack's module of that name, not the package")
     writes_to_k = _sage_is_version_1()  # it subtracts the mean of k where k lies

@@ -7,7 +7,6 @@ host wheel of the platform.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.machinery
 import importlib.util
 import logging
@@ -16,6 +15,7 @@ import threading
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from . import bundled
 from .bundled import REINSTALL, BundledWheel, KernelUnavailable
@@ -73,11 +73,26 @@ def _reason_against(module: ModuleType, architecture: str) -> str | None:
     return None if abi in ABI_VERSIONS else f"its ABI is {abi}, this comfy_sage2 needs {NEEDED}"
 
 
+def _import(architecture: str) -> Any:
+    """Import the pip-installed module of an architecture. ModuleNotFoundError where there is none."""
+    if architecture == "sm80":
+        import comfy_sage2_sm80 as module
+    elif architecture == "sm89":
+        import comfy_sage2_sm89 as module
+    elif architecture == "sm90":
+        import comfy_sage2_sm90 as module
+    elif architecture == "sm120":
+        import comfy_sage2_sm120 as module
+    else:
+        raise ModuleNotFoundError(f"there are no {architecture} kernels", name=f"comfy_sage2_{architecture}")
+    return module
+
+
 def _installed(architecture: str) -> ModuleType | None:
     """The pip-installed distribution's module, or None when there is none that this library can call."""
     name = f"comfy_sage2_{architecture}"
     try:
-        module = importlib.import_module(name)
+        module: ModuleType = _import(architecture)
         reason = _reason_against(module, architecture)
         if reason is None:
             return module

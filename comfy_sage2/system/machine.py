@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import platform
-import subprocess
 import sys
 
 import torch
@@ -29,18 +28,6 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
 
 
-def gpu_names() -> list[str]:
-    """What `nvidia-smi` calls each GPU of this machine; empty when it does not run."""
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(
-            command, check=True, capture_output=True, encoding="utf-8", errors="backslashreplace", timeout=20
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in answer.splitlines() if line.strip()]
-
-
 def _driver_library(windows: str, linux: str) -> ctypes.CDLL:
     """Load a library of the driver; on Windows only from the system folder. OSError if it is missing."""
     return ctypes.CDLL(windows, winmode=_SYSTEM_FOLDER_ONLY) if sys.platform == "win32" else ctypes.CDLL(linux)
@@ -58,6 +45,25 @@ def loaded_driver() -> str | None:
     except (OSError, AttributeError):
         return None
     return text.value.decode("ascii", errors="replace") if answers else None
+
+
+def gpu_names() -> list[str]:
+    """What the driver's management library calls each GPU of this machine, also where torch cannot use it."""
+    names = []
+    try:
+        library = _driver_library("nvml.dll", "libnvidia-ml.so.1")
+        if library.nvmlInit_v2() != 0:
+            return []
+        count, handle, text = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_buffer(96)
+        library.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        for index in range(count.value):
+            answered = library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0
+            if answered and library.nvmlDeviceGetName(handle, text, len(text)) == 0:
+                names.append(text.value.decode("utf-8", errors="backslashreplace"))
+        library.nvmlShutdown()
+    except (OSError, AttributeError):
+        return []
+    return names
 
 
 def devices() -> list[torch.device]:

@@ -4,36 +4,52 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from comfy_sage2.system import machine
 
 
-@pytest.fixture
-def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    if sys.platform == "win32":
-        pytest.skip("a shell script stands in for nvidia-smi")
-    program = tmp_path / "nvidia-smi"
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    return program
+class ManagementLibrary:
+    """NVML with GPUs of these names; None is a GPU that does not answer."""
+
+    def __init__(self, *names: bytes | None, status: int = 0) -> None:
+        self.names, self.status = names, status
+
+    def nvmlInit_v2(self) -> int:
+        return self.status
+
+    def nvmlShutdown(self) -> int:
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = len(self.names)
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: Any) -> int:
+        handle._obj.value = index + 1
+        return 0
+
+    def nvmlDeviceGetName(self, handle: Any, text: Any, size: int) -> int:
+        name = self.names[handle.value - 1]
+        text.value = name or b""
+        return 15 if name is None else 0  # NVML_ERROR_GPU_IS_LOST
 
 
-def answer(program: Path, content: bytes, status: int = 0) -> None:
-    (program.parent / "answer").write_bytes(content)
-    program.write_text(f'#!/bin/sh\ncat "{program.parent}/answer"\nexit {status}\n')
-    program.chmod(0o755)
-
-
-def test_a_name_that_is_not_utf8_is_escaped(nvidia_smi: Path) -> None:
-    answer(nvidia_smi, b"GPU \xe9\n\nGPU 2\n")
-    assert machine.gpu_names() == [r"GPU \xe9", "GPU 2"]
-
-
-def test_a_failing_program_gives_nothing(nvidia_smi: Path) -> None:
-    answer(nvidia_smi, b"no devices were found\n", status=9)
-    assert machine.gpu_names() == []
+@pytest.mark.parametrize(
+    ("library", "names"),
+    [
+        (ManagementLibrary(b"GPU \xe9", None, b"GPU 2"), [r"GPU \xe9", "GPU 2"]),
+        (ManagementLibrary(), []),
+        (ManagementLibrary(b"GPU", status=9), []),  # NVML_ERROR_DRIVER_NOT_LOADED
+        (object(), []),
+    ],
+    ids=["a GPU is lost", "no GPU", "no driver", "an older library"],
+)
+def test_names_of_the_gpus(library: object, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_driver_library", lambda windows, linux: library)
+    assert machine.gpu_names() == names
 
 
 def test_windows_takes_the_driver_from_the_system_folder_only(monkeypatch: pytest.MonkeyPatch) -> None:

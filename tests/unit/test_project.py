@@ -22,10 +22,8 @@ def test_one_version() -> None:
 def test_torch_is_never_required() -> None:
     required = re.search(r"^dependencies = \[(.*?)\]", text("pyproject.toml"), re.MULTILINE | re.DOTALL)
     assert required is not None
-    names = {line.strip().lower() for line in text("requirements.txt").splitlines()}
-    assert not any(name.startswith("torch") for name in names)
     assert '"torch' not in required[1]
-    assert names == {name.strip(' "') for name in required[1].split(",")}
+    assert not (REPOSITORY / "requirements.txt").exists(), "an installer would run pip for what ComfyUI has anyway"
 
 
 def test_the_changelog_has_the_version() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_masks_that_do_not_fit(
 
 
 @pytest.mark.slow
-def test_the_documented_example() -> None:
+def test_the_documented_example(tmp_path: Path) -> None:
     """Sliding windows of 3 x 3 x 3 cubes over a grid of them, where each end has neighbors on one side alone."""
     (section,) = re.findall(
         r"^## Block masks$(.*?)^## ", API_PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
@@ -98,8 +99,9 @@ def test_the_documented_example() -> None:
     grid = (3, 1, 4)
     n = 384 * 12
     q, k, v = (torch.randn(1, 1, n, 16) for _ in range(3))
-    names: dict[str, Any] = {"comfy_sage2": comfy_sage2, "torch": torch, "grid": grid, "n": n, "q": q, "k": k, "v": v}
-    exec(example, names)
+    given = {"comfy_sage2": comfy_sage2, "torch": torch, "grid": grid, "n": n, "q": q, "k": k, "v": v}
+    (tmp_path / "example.py").write_text(example, encoding="utf-8")
+    names = runpy.run_path(str(tmp_path / "example.py"), given)
     frame, column = (cube for cube in (torch.arange(12) // 4, torch.arange(12) % 4))
     near = ((frame[:, None] - frame).abs() <= 1) & ((column[:, None] - column).abs() <= 1)
     assert near.sum(1).tolist() == [4, 6, 6, 4, 6, 9, 9, 6, 4, 6, 6, 4]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -68,8 +69,7 @@ def test_files_of_a_commit(comfyui: Path, tmp_path: Path) -> None:
 def test_functions_that_the_older_tree_lacks_are_added(comfyui: Path, tmp_path: Path) -> None:
     newer = write(tmp_path / "newer", **{ATTENTION: "new = 1\n"})
     make_overlay(comfyui, [str(newer)], tmp_path / OVERLAY)
-    members: dict[str, object] = {}
-    exec((tmp_path / OVERLAY / "comfy/model_prefetch.py").read_text(), members)
+    members = runpy.run_path(str(tmp_path / OVERLAY / "comfy/model_prefetch.py"))
     assert callable(pop := members["prefetch_queue_pop"]) and pop(None, None, None, malloc_scope="block") == "popped"
     assert callable(enabled := members["malloc_graph_enabled"]) and enabled(None) is False
 

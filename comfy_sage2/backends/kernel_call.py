@@ -45,7 +45,7 @@ class KernelCall(BoundCall):
         launches, q, k, v = self._readable(q, k, v)
         out = q.new_empty(self.out_shape)
         lse = None if self._lse_shape is None else q.new_empty(self._lse_shape, dtype=torch.float32)
-        workspace = torch.empty(launches.workspace_bytes, dtype=torch.uint8, device=q.device)
+        launches, workspace = launches.with_workspace(q)
         launches.enqueue((q.data_ptr(), k.data_ptr(), v.data_ptr()), optional, out, lse, workspace)
         return self.finished(out, lse)
 
@@ -64,18 +64,18 @@ class KernelCall(BoundCall):
             tensors = zip((q, k, v), forms, strict=True)
             q, k, v = (tensor.as_strided(form.shape, form.stride) for tensor, form in tensors)
             return self.run(q, k, v, optional)[0].view(out_shape)
-        launches = self._launches[self._unreadable]
         out = q.new_empty(out_shape)
-        workspace = q.new_empty(launches.workspace_bytes, dtype=torch.uint8)
+        launches, workspace = self._launches[self._unreadable].with_workspace(q)
         launches.enqueue(addresses, optional, out, None, workspace)
         return out
 
     def prequantize(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS
     ) -> Prequantized | None:
-        """As `BoundCall.prequantize`; None for a call in parts, the last of which reads its inputs last."""
-        launches, q, k, v = self._readable(q, k, v)
-        if len(launches.parts) > 1:
+        """As `BoundCall.prequantize`; None for a call that takes less memory in parts, the last of which reads last."""
+        in_parts, q, k, v = self._readable(q, k, v)
+        launches = in_parts.released
+        if launches is None:
             return None
         lse = None if self._lse_shape is None else q.new_empty(self._lse_shape, dtype=torch.float32)
         workspace = torch.empty(launches.workspace_bytes, dtype=torch.uint8, device=q.device)

@@ -1,13 +1,15 @@
-"""The launches of a kernel call: one plan of the module, or several where scratch memory would be too large for one.
+"""The launches of a kernel call: a plan of the module for each part of it.
 
 A part of a call is some entries of its batch, or some heads of k and v with those of q that read them. All parts use
-the same scratch memory, one after the other.
+the same scratch memory, one after the other: the more parts, the less of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+import math
+import sys
+from collections.abc import Sequence
+from functools import cache, cached_property
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -17,7 +19,13 @@ from ..call.signature import CallSignature
 from ..call.tensors import OptionalTensors
 from .module_plan import WHOLE_CALL, Views, plan_fields
 
-WORKSPACE_BOUND = 512 << 20  # bytes
+# Scratch memory of a call, where single heads need no more: so many bytes, or this share of the output if that is more.
+# With torch's rounding, the peak is at most 64 MiB above the output, or 1.12 times as much.
+_BOUND, _BOUND_SHARE = 62 << 20, 1 / 9
+_CORRECTION = 256 << 20  # of smooth Q, in 4b: kDeltaBytes of csrc/common/launch_builder.h
+# What it costs to prepare a part, in keys that a query attends to meanwhile: 20 us on an H200.
+_PART_KEYS = 2048
+_TOLERANCE = 1.01  # of time, for less memory
 
 
 class Part(NamedTuple):
@@ -36,12 +44,48 @@ class Launches:
     """The launches of calls whose tensors lie in memory as `views` say; ValueError for a call that `module` cannot run.
 
     Attributes:
+        parts: of the call.
         workspace_bytes: of scratch memory that `enqueue` needs.
     """
 
-    def __init__(self, module: ModuleType, signature: CallSignature, views: Views) -> None:
-        self.parts = parts_of(module, signature, views)
+    def __init__(self, module: ModuleType, signature: CallSignature, views: Views, bound: int | None = None) -> None:
+        """bound: of `workspace_bytes`, where single heads need no more; None for `workspace_bound`."""
+        self._module, self._signature, self._views = module, signature, views
+        self.parts = parts_of(module, signature, views, workspace_bound(signature) if bound is None else bound)
         self.workspace_bytes: int = max(part.plan.workspace_bytes for part in self.parts)
+
+    @cached_property
+    def smaller(self) -> Launches | None:
+        """The same call in parts with half of the scratch memory; None where they are single heads already."""
+        smaller = Launches(self._module, self._signature, self._views, self.workspace_bytes // 2)
+        return smaller if smaller.workspace_bytes < self.workspace_bytes else None
+
+    @cached_property
+    def released(self) -> Launches | None:
+        """The call in one part, where quantizing all of q, k and v and letting go of them takes the least memory.
+
+        None where small parts take less, although q, k and v are held beside the output.
+        """
+        call = self._signature
+        whole = self if len(self.parts) == 1 else Launches(self._module, call, self._views, sys.maxsize)
+        reads = whole.parts[0].plan.attention_reads
+        out = call.q.nbytes
+        forms = {"q": call.q, "k": call.k, "v": call.v}
+        let_go = sum(form.nbytes for name, form in forms.items() if name not in reads)
+        return whole if whole.workspace_bytes + max(out - let_go, 0) <= out + self.workspace_bytes else None
+
+    def with_workspace(self, q: torch.Tensor) -> tuple[Launches, torch.Tensor]:
+        """These launches and scratch memory on q's device, or those of smaller parts where it has no room for that.
+
+        torch.cuda.OutOfMemoryError without the memory for single heads.
+        """
+        if len(self.parts) == 1 or has_room(q.device, self.workspace_bytes) or self.smaller is None:
+            try:
+                return self, q.new_empty(self.workspace_bytes, dtype=torch.uint8)
+            except torch.cuda.OutOfMemoryError:
+                if self.smaller is None:
+                    raise
+        return self.smaller.with_workspace(q)
 
     def enqueue(
         self,
@@ -77,29 +121,57 @@ class Launches:
             plan.run(*(start and start + offset for start, offset in zip(operands, offsets, strict=False)), phase=phase)
 
 
-def parts_of(module: ModuleType, signature: CallSignature, views: Views) -> tuple[Part, ...]:
-    """The parts of a call by `module`, each with at most WORKSPACE_BOUND bytes of workspace where possible.
+def has_room(device: torch.device, size: int) -> bool:
+    """Whether torch can allocate so many bytes without a need to take others' memory; True where none can be asked."""
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return True
+    free = torch.cuda.mem_get_info(device)[0]
+    return free >= size or free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) >= size
 
-    Results do not depend on the split, except with block masks: a part whose lists leave out nothing may take the dense
-    kernel of sm90, whose last bits differ. Where an entry of the batch has to be divided each part has one entry, since
-    the LSE's heads lie one after another.
+
+def workspace_bound(signature: CallSignature) -> int:
+    """The scratch memory in bytes that a call may take where its parts can do with it."""
+    bound = max(_BOUND, int(signature.q.nbytes * _BOUND_SHARE))
+    return bound + _CORRECTION if signature.options.mode == "4b" else bound
+
+
+def parts_of(module: ModuleType, signature: CallSignature, views: Views, bound: int) -> tuple[Part, ...]:
+    """The parts of a call by `module`: the fastest with at most `bound` bytes of workspace, else the smallest.
+
+    Blocks of queries run in waves over the GPU, and a part whose last wave is not full takes as long as if it were. Of
+    sizes that are as fast the smallest is taken. Results do not depend on the split, except with block masks: a part
+    whose lists leave out nothing may take the dense kernel of sm90, whose last bits differ. Where an entry of the batch
+    has to be divided each part has one entry, since the LSE's heads lie one after another.
     """
 
     @cache
     def plan_of(entries: int, kv_heads: int) -> Any:
         return module.plan(**plan_fields(signature, views, entries, kv_heads))
 
-    def fits(entries: int, kv_heads: int) -> bool:
-        fitting: bool = plan_of(entries, kv_heads).workspace_bytes <= WORKSPACE_BOUND
-        return fitting
+    def split(entries: int, kv_heads: int) -> list[tuple[range, range]]:
+        return [
+            (range(entry, min(entry + entries, batch)), range(head, min(head + kv_heads, heads)))
+            for entry in range(0, batch, entries)
+            for head in range(0, heads, kv_heads)
+        ]
 
-    batch, whole = signature.batch, signature.kv_heads
-    entries = _most(batch, lambda count: fits(count, whole))
-    heads = whole if fits(entries, whole) else _most(whole, lambda count: fits(1, count))
+    def cost(size: tuple[int, int]) -> float:
+        blocks = (len(of_batch) * len(of_heads) * blocks_of_head for of_batch, of_heads in split(*size))
+        return sum(math.ceil(count / at_once) + _PART_KEYS / signature.kv_length for count in blocks)
+
+    batch, heads = signature.batch, signature.kv_heads
+    chosen = batch, heads
+    if plan_of(*chosen).workspace_bytes > bound:
+        at_once = _multiprocessors(signature.device)
+        rows = _query_rows(module, signature)
+        blocks_of_head = signature.q_heads // heads * math.ceil(signature.q_length / rows)
+        sizes = [(entries, heads) for entries in _sizes(batch)] + [(1, count) for count in _sizes(heads)]
+        fitting = [size for size in sizes if plan_of(*size).workspace_bytes <= bound] or sizes[-1:]
+        costs = {size: cost(size) for size in fitting}
+        chosen = [size for size in fitting if costs[size] <= _TOLERANCE * min(costs.values())][-1]
     return tuple(
-        Part(plan_of(min(entries, batch - entry), min(heads, whole - head)), _offsets(signature, views, entry, head))
-        for entry in range(0, batch, entries)
-        for head in range(0, whole, heads)
+        Part(plan_of(len(of_batch), len(of_heads)), _offsets(signature, views, of_batch.start, of_heads.start))
+        for of_batch, of_heads in split(*chosen)
     )
 
 
@@ -118,10 +190,20 @@ def _offsets(signature: CallSignature, views: Views, entry: int, kv_head: int) -
     return q, k, v, out, 0, 0, lse, 0, mask, bytes_to(views.block_mask, head, 2), 0, rotated
 
 
-def _most(count: int, fits: Callable[[int], bool]) -> int:
-    """The size of the parts if `count` is split into the fewest about equal parts that fit; 1 if none fits."""
-    parts = next((parts for parts in range(1, count + 1) if fits(-(-count // parts))), count)
-    return -(-count // parts)
+def _sizes(count: int) -> list[int]:
+    """The sizes of parts of `count` that are about equal, from the largest."""
+    return sorted({math.ceil(count / parts) for parts in range(1, count + 1)}, reverse=True)
+
+
+def _query_rows(module: ModuleType, signature: CallSignature) -> int:
+    """Of a block of queries of the attention kernel: kBlockM of csrc/sm90/kernel_traits.h, kQueryBlock of csrc/sm80."""
+    three_warpgroups = module.architecture == "sm90" and signature.options.mode == "precise"
+    return 192 if three_warpgroups and signature.head_dim <= 128 and signature.block_mask is None else 128
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _address(tensor: torch.Tensor | None) -> int:

@@ -37,6 +37,11 @@ class TensorForm(NamedTuple):
             strides.insert(0, strides[0] * size)
         return cls(shape, tuple(strides), dtype, device)
 
+    @property
+    def nbytes(self) -> int:
+        """Of the tensor's elements."""
+        return self.shape.numel() * self.dtype.itemsize
+
 
 def require_tensors(q: object, k: object, v: object) -> None:
     """Raise TypeError unless all three are tensors."""

@@ -228,7 +228,7 @@ def test_parts_and_phases_get_their_rotated_heads(
     out, lse = attend()
     assert relative_l1(out, wanted) < 1e-4  # Q is quantized elsewhere, and may round another way
     assert lse is not None and torch.equal(lse, wanted_lse)
-    monkeypatch.setattr(launches, "WORKSPACE_BOUND", 1)
+    monkeypatch.setattr(launches, "workspace_bound", lambda signature: 1)
     in_parts = bound(name, q, k, v, optional, mode=mode, rotate="given", return_lse=True)
     out, lse = in_parts.run(q, k, v, optional)
     assert lse is not None and torch.equal(out, wanted) and torch.equal(lse, wanted_lse)

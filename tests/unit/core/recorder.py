@@ -36,7 +36,7 @@ class RecordedPlan:
 class Recorder:
     """A kernel module. Its workspace grows with the heads; `plans` and `calls` are what it made and ran."""
 
-    pv_formats, pv_accumulators = ("fp8",), ("fp32",)
+    architecture, pv_formats, pv_accumulators = "sm90", ("fp8",), ("fp32",)
 
     def __init__(self, *attention_reads: str) -> None:
         self.attention_reads = attention_reads

@@ -55,10 +55,9 @@ def _rotation(fields: dict[str, Any]) -> str:
 class ReferencePlan:
     """What `ReferenceModule.plan` gives: the fields of a call without its addresses."""
 
-    workspace_bytes = 64
-
     def __init__(self, module: ReferenceModule, fields: dict[str, Any]) -> None:
         self._module, self._fields = module, fields
+        self.workspace_bytes = module.bytes_a_head * fields["batch"] * fields["kv_heads"]
         self.attention_reads = module.attention_reads
 
     def run(self, *given: int, phase: int) -> None:
@@ -70,7 +69,8 @@ class ReferencePlan:
 class ReferenceModule:
     """A kernel module; `change` may falsify the fields of a call, and `spoil` the output."""
 
-    target = "cpu"
+    architecture, target = "sm90", "cpu"
+    bytes_a_head = 64  # of k, of scratch memory
     rotates_as_given = True
     attention_reads: tuple[str, ...] = ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from functools import partial
 from typing import Any
@@ -15,10 +16,12 @@ from threads import run_in_threads
 
 from comfy_sage2.backends import kernel_call as kernel_call_module
 from comfy_sage2.backends import launches
+from comfy_sage2.backends.module_plan import Views
 from comfy_sage2.backends.readable import is_readable, readable
 from comfy_sage2.block_mask import BlockMask
-from comfy_sage2.call.signature import TensorForm
+from comfy_sage2.call.signature import ANYONE, CallSignature, TensorForm
 from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
+from comfy_sage2.options import AttentionOptions
 
 
 @pytest.fixture(autouse=True)
@@ -234,7 +237,7 @@ def in_parts(
 
     mask: the shape of an attention mask, whose batch and heads a block mask has too.
     """
-    monkeypatch.setattr(launches, "WORKSPACE_BOUND", heads_at_once * BYTES_A_HEAD + 1)
+    monkeypatch.setattr(launches, "workspace_bound", lambda signature: heads_at_once * BYTES_A_HEAD + 1)
     module = Recorder()
     q, k, v = (torch.randn(3, 40, heads, 64).half().transpose(1, 2) for heads in (8, kv_heads, kv_heads))
     tensors, optional = {"q": q, "k": k, "v": v}, NO_TENSORS
@@ -291,24 +294,92 @@ def test_large_calls_are_computed_in_parts(
     assert (entry, head) == (3, 0)
 
 
+class Allocator:
+    """Stands in for torch's: it has `room` bytes, and writes down the sizes of scratch memory that it gives."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+        self.room, self.given = room, []
+        new_empty = torch.Tensor.new_empty
+
+        def watched(tensor: torch.Tensor, *shape: Any, **rest: Any) -> torch.Tensor:
+            if rest.get("dtype") == torch.uint8:
+                if shape[0] > self.room:
+                    raise torch.cuda.OutOfMemoryError(f"no {shape[0]} bytes")
+                self.given.append(shape[0])
+            return new_empty(tensor, *shape, **rest)
+
+        monkeypatch.setattr(torch.Tensor, "new_empty", watched)
+
+
 @pytest.mark.parametrize("heads_at_once", [24, 17, 7, 3])
 def test_parts_share_the_scratch_of_the_largest(monkeypatch: pytest.MonkeyPatch, heads_at_once: int) -> None:
-    sizes = []
-    empty = torch.empty
-
-    def watched(*shape: Any, **rest: Any) -> torch.Tensor:
-        if rest.get("dtype") == torch.uint8:
-            sizes.append(shape[0])
-        return empty(*shape, **rest)
-
-    monkeypatch.setattr(torch, "empty", watched)
+    allocator = Allocator(monkeypatch, sys.maxsize)
     calls, _ = in_parts(monkeypatch, heads_at_once)
-    assert sizes == [BYTES_A_HEAD * max(call["batch"] * call["q_heads"] for call in calls)]
-    assert sizes[0] <= BYTES_A_HEAD * heads_at_once
+    assert allocator.given == [BYTES_A_HEAD * max(call["batch"] * call["q_heads"] for call in calls)]
+    assert allocator.given[0] <= BYTES_A_HEAD * heads_at_once
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked before", "refused"])
+@pytest.mark.parametrize(
+    ("room", "wanted"), [(24, [(3, 8)]), (9, [(1, 8)] * 3), (3, [(1, 2)] * 12), (1, [(1, 1)] * 24)]
+)
+def test_parts_get_smaller_without_the_memory_for_larger_ones(
+    monkeypatch: pytest.MonkeyPatch, room: int, wanted: list[Any], asked: bool
+) -> None:
+    """By what is free, of calls of more than one part; of any call where the allocation fails."""
+    heads_at_once = 23 if asked and room < 24 else 24
+    monkeypatch.setattr(launches, "has_room", lambda device, size: not asked or size <= room * BYTES_A_HEAD)
+    allocator = Allocator(monkeypatch, sys.maxsize if asked else room * BYTES_A_HEAD)
+    calls, _ = in_parts(monkeypatch, heads_at_once)
+    assert [(call["batch"], call["q_heads"]) for call in calls] == wanted
+    assert allocator.given == [BYTES_A_HEAD * wanted[0][0] * wanted[0][1]]
+
+
+def test_without_the_memory_for_a_head_the_error_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing was computed."""
+    Allocator(monkeypatch, BYTES_A_HEAD - 1)
+    module = Recorder()
+    q, k, v = torch.randn(3, 2, 4, 40, 64).half().unbind()
+    before = [tensor.clone() for tensor in (q, k, v)]
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="no 1000 bytes"):
+        kernel_call(module, q, k, v).run(q, k, v)
+    assert not module.calls and all(map(torch.equal, (q, k, v), before))
+
+
+@pytest.mark.parametrize("cached", [0, 6])
+def test_free_memory_is_that_of_the_driver_and_of_torchs_cache(monkeypatch: pytest.MonkeyPatch, cached: int) -> None:
+    capturing = False
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 40 + cached)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 40)
+    device = torch.device("cuda", 1)
+    assert launches.has_room(device, 10 + cached) and not launches.has_room(device, 11 + cached)
+    capturing = True  # of a CUDA graph, when the driver must not be asked
+    assert launches.has_room(device, 11 + cached)
+
+
+@pytest.mark.parametrize(
+    ("heads", "tokens", "mode", "wanted"),
+    [
+        (56, 38_010, "8b", 4),  # 297 blocks of queries a head: 9.0 waves over 132 multiprocessors
+        (40, 75_600, "8b", 2),  # 8.96 waves
+        (56, 38_010, "precise", 4),  # 192 queries a block: 6.0 waves
+    ],
+)
+def test_parts_fill_the_gpu_in_whole_waves(
+    monkeypatch: pytest.MonkeyPatch, heads: int, tokens: int, mode: str, wanted: int
+) -> None:
+    """And are the smallest of those that do."""
+    monkeypatch.setattr(launches, "_multiprocessors", lambda device: 132)
+    form = TensorForm.contiguous(torch.Size((1, heads, tokens, 128)), torch.bfloat16, torch.device("cpu"))
+    signature = CallSignature(AttentionOptions(mode), ANYONE, form, form, form)
+    parts = launches.parts_of(Recorder(), signature, Views(*[(0, 0, 0)] * 4), 7 * BYTES_A_HEAD)
+    assert [part.plan.fields["q_heads"] for part in parts] == [wanted] * (heads // wanted)
 
 
 def test_parts_of_copies_lie_in_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "WORKSPACE_BOUND", 2 * BYTES_A_HEAD)
+    monkeypatch.setattr(launches, "workspace_bound", lambda signature: 2 * BYTES_A_HEAD)
     module = Recorder()
     q, k, v = misaligned(2, 4, 40, 64), torch.randn(2, 4, 40, 64).half(), odd_strides(2, 4, 40, 64)
     kernel_call(module, q, k, v).run(q, k, v)

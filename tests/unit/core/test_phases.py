@@ -133,8 +133,23 @@ def test_the_fields_are_the_same_but_for_what_has_no_memory() -> None:
     assert first["workspace"] == second["workspace"] != 0
 
 
-def test_a_call_in_parts_has_no_phases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "WORKSPACE_BOUND", 63)  # below the stand-in's
-    module = Phased()
-    assert begin(module, inputs()) is None
-    assert not module.enqueued
+# Of inputs(): q and so the output have 40,960 bytes, k and v half as much each.
+@pytest.mark.parametrize(
+    ("bytes_a_head", "reads", "is_released"),
+    [
+        (12_000, (), True),  # 48,000 of the whole call, 40,960 and 12,000 of parts
+        (15_000, (), False),
+        (12_000, ("v",), True),  # 48,000 and 40,960, less 61,440 that it lets go of
+        (12_000, ("q", "k"), False),
+    ],
+)
+def test_a_call_in_parts_has_phases_where_they_take_less_memory(
+    monkeypatch: pytest.MonkeyPatch, bytes_a_head: int, reads: tuple[str, ...], is_released: bool
+) -> None:
+    monkeypatch.setattr(launches, "workspace_bound", lambda signature: bytes_a_head)
+    module, tensors = Phased(*reads), inputs()
+    module.bytes_a_head = bytes_a_head
+    attend = begin(module, tensors)
+    assert (attend is not None) == is_released == bool(module.enqueued)
+    if attend is not None:
+        assert torch.equal(attend()[0], whole(tensors)[0]) and len(module.enqueued) == 2

@@ -136,7 +136,7 @@ def test_each_part_of_a_call_gets_its_heads(rotate: str, field: str, monkeypatch
     kernel_call(module, q, k, v, optional, rotate=rotate).run(q, k, v, optional)
     assert module.plans[0].fields[field] is True
     assert [call["rotated_heads"] for call in module.calls] == [given.data_ptr()]
-    monkeypatch.setattr(launches, "WORKSPACE_BOUND", 1)
+    monkeypatch.setattr(launches, "workspace_bound", lambda signature: 1)
     module.calls.clear()
     kernel_call(module, q, k, v, optional, rotate=rotate).run(q, k, v, optional)
     places = [given[entry, head:].data_ptr() for entry in range(2) for head in range(3)]

@@ -155,5 +155,6 @@ EXACT, AUTO = "exact", "auto"
 _OF_QUANTIZATION: dict[str, tuple[Any, ...]] = {
     "smooth_v": (False,), "rotate": ("auto", "off"), "pv_accumulator": ("fp32", "auto"), "pv": ("auto",),
 }  # fmt: skip
+PV_FORMATS = tuple(pv for pv in CHOICES["pv"] if pv != AUTO)
 FLOAT_PV = ("fp8", "fp16")  # a build has one of them for its quantizing modes, whatever else it has
 MODES = tuple(mode for mode in CHOICES["mode"] if mode not in (EXACT, AUTO))  # those that quantize

@@ -13,16 +13,18 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import combinations, product
+from statistics import geometric_mean
 from typing import NamedTuple
 
 import torch
 
-from ..options import EXACT
+from ..options import AUTO, EXACT
 from .timings import ORDINARY, PEER, PLAIN, ROTATIONS, Candidate, ErrorsOfKinds, Times, Work
 
 _LEAST_MARGIN = 0.02
 # Another package's error may be above ours by so much: by as much errors vary from draw to draw of the inputs.
 _EQUAL_ERRORS = 1.05
+_FORMAT_RATIO = 1.03  # of the time of a format of P and V to that of the fastest, for a closer one
 _BLOCK = 128  # keys
 # Queries of a tile: of torch's attentions too.
 _TILE = 128
@@ -227,6 +229,28 @@ class TunedChoices:
             return None
         return "fp16" if mean < 0.0 else "fp32"
 
+    def pv_format(self, mode: str) -> str | None:
+        """The closest to exact attention of the formats of P and V that take at most 3 % longer than the fastest.
+
+        Each with its faster accumulators, in the longest call that was timed of each head_dim. None where that is not
+        known of two or more.
+        """
+        times: dict[str, float] = {}
+        errors: dict[str, float] = {}
+        for candidate in self._candidates:
+            works = [(candidate, self.long_call(head_dim)) for head_dim in self.head_dims]
+            if (candidate.mode, candidate.rotate, candidate.smooth_v) != (mode, False, False):
+                continue
+            of_kinds = [error for head_dim in self.head_dims for error in self._errors(candidate, head_dim) if error]
+            if candidate.pv == AUTO or not of_kinds or not all(work in self.times.seconds for work in works):
+                continue
+            seconds = math.prod(self.times.seconds[work] for work in works)
+            if seconds < times.get(candidate.pv, math.inf):
+                times[candidate.pv], errors[candidate.pv] = seconds, geometric_mean(of_kinds)
+        most = _FORMAT_RATIO ** len(self.head_dims) * min(times.values(), default=0.0)
+        close = [pv for pv, seconds in times.items() if seconds <= most]
+        return min(close, key=errors.__getitem__) if len(times) > 1 else None
+
     def fastest_of(self, mode: str, work: Work, *, rotate: bool, pv_accumulator: str | None = None) -> TimedCall | None:
         """Of the candidates of `mode` that do not smooth V, the fastest in `work`, as measured.
 
@@ -287,7 +311,9 @@ class TunedChoices:
 
     def _speed_in_words(self, candidate: Candidate, seconds: float, work: Work) -> str:
         error = self.error(candidate, work.head_dim)
-        return f"{candidate.words} {work.teraflops(seconds):.0f}" + ("" if error is None else f" ({error:.3f})")
+        formats = {like.pv for like in self._candidates if like.mode == candidate.mode}
+        name = f"{candidate.words} ({candidate.pv.upper()})" if len(formats) > 1 else candidate.words
+        return f"{name} {work.teraflops(seconds):.0f}" + ("" if error is None else f" ({error:.3f})")
 
     def _crossover_in_words(self, work: Work, rotate: bool) -> str:
         """From how many tokens on 8b is faster than exact attention; empty where it was not timed so."""

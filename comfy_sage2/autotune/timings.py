@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..call.signature import CallSignature
-from ..options import EXACT, AttentionOptions
+from ..options import AUTO, EXACT, AttentionOptions
 
 # What ComfyUI's attention calls unless it was started with an option: torch chooses.
 PLAIN = "scaled_dot_product_attention"
@@ -34,7 +34,8 @@ _MOST_MULTIPROCESSORS = 10000
 class Candidate:
     """A backend, or PLAIN, with the options that its time depends on; the mode is of `AttentionOptions`, or PEER.
 
-    `rotate` stands for "on", for "given" and for "auto", which takes at most as long.
+    `rotate` stands for "on", for "given" and for "auto", which takes at most as long. `pv` is AUTO where a backend has
+    no choice of formats.
     """
 
     backend: str
@@ -42,13 +43,14 @@ class Candidate:
     pv_accumulator: str = "fp32"
     rotate: bool = False
     smooth_v: bool = False
+    pv: str = AUTO
 
     @classmethod
     def of(cls, backend: str, options: AttentionOptions) -> Candidate:
-        """The candidate that stands for calls by `backend`. `options` leave neither mode nor accumulators open."""
+        """The candidate that stands for calls by `backend`. `options` are settled: they leave nothing open."""
         smooth_v = options.smooth_v and options.mode != "precise"  # which does not quantize V
         rotate = options.mode != EXACT and options.rotate != "off"
-        return cls(backend, options.mode, options.pv_accumulator, rotate, smooth_v)
+        return cls(backend, options.mode, options.pv_accumulator, rotate, smooth_v, options.pv)
 
     @property
     def is_quantized(self) -> bool:

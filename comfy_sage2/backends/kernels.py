@@ -9,6 +9,7 @@ from types import ModuleType
 import torch
 
 from ..autotune.accumulators import pv_has_accumulator, resolved
+from ..autotune.store import choices_of
 from ..call.signature import CallSignature
 from ..call.tensors import NO_TENSORS, OptionalTensors
 from ..kernels import loader
@@ -88,10 +89,13 @@ class KernelBackend(Backend):
         return self_test.failed_formats(self.name, signature.device.index).get(signature.options.pv)
 
     def settled(self, signature: CallSignature) -> CallSignature:
-        """With the first suiting product of the module that the self-test did not refuse."""
-        module = loader.load(self.name)
+        """With the best suiting product of the module that the self-test did not refuse."""
+        module, mode = loader.load(self.name), signature.options.mode
         failed = self_test.failed_formats(self.name, signature.device.index)
-        products = [product for product in _products(module, signature.options.mode) if product[1] not in failed]
+        products = [product for product in _products(module, mode) if product[1] not in failed]
+        choices = choices_of(signature.device)
+        measured = None if choices is None else choices.pv_format(mode)
+        products.sort(key=lambda product: product[1] != measured)
         accumulator, pv = _suiting(signature, products)[0]
         return signature._replace(options=replace(signature.options, pv_accumulator=accumulator, pv=pv))
 
@@ -114,7 +118,7 @@ Product = tuple[str, str]
 
 
 def _products(module: ModuleType, mode: str) -> tuple[Product, ...]:
-    """What `module` has for P V in `mode`; the format for "auto" first."""
+    """What `module` has for P V in `mode`; first the format for "auto" where none was measured to be better."""
     if mode == "precise":
         return tuple((accumulator, "fp16") for accumulator in module.pv_accumulators)
     return tuple(

@@ -10,7 +10,6 @@ from typing import NoReturn
 import torch
 
 from ..autotune import store
-from ..autotune.accumulators import resolved
 from ..autotune.auto_mode import with_mode
 from ..autotune.cost_model import TunedChoices
 from ..autotune.store import choices_of
@@ -153,7 +152,7 @@ def _faster_exact(signature: CallSignature, chosen: Backend, choices: TunedChoic
     options = signature.options
     rival = Candidate(PLAIN)
     if options.mode != EXACT:
-        rival = Candidate.of(chosen.name, _timed_as(signature._replace(options=_resolved(signature))))
+        rival = Candidate.of(chosen.name, _timed_as(chosen.settled(signature)))
         options = options.without_quantization()
     routing = Routing(signature.routing.backend, accelerated_only=True)
     exact = plan(signature._replace(options=options, routing=routing, rotated_heads=None))
@@ -233,7 +232,7 @@ def _beside_peers(signature: CallSignature, chosen: Backend, planned: CallPlan, 
     work, rule = Work.of(signature), signature.routing.peers
     if rule == IGNORED or work is None:
         return planned
-    mine = Candidate.of(chosen.name, _resolved(signature))
+    mine = Candidate.of(chosen.name, chosen.settled(signature).options)
     rival = _candidate(planned)
     faster = [peer for peer in choices.peers if choices.is_faster(peer, rival, work)]
     timed = {peer.backend: choices.seconds(peer, work) for peer in faster}
@@ -262,11 +261,6 @@ def _unless_own_is_faster(routing: Routing, planned: CallPlan, choices: TunedCho
     if choices.is_faster(own, mine, work):
         return Refusal(UnsupportedError, TORCHS_IS_FASTER)
     return Refusal(UnsupportedError, HOST_SETS_THE_PACE) if choices.is_lost_on_the_host(mine, own, work) else planned
-
-
-def _resolved(signature: CallSignature) -> AttentionOptions:
-    """The options that the mode's own calls are timed with."""
-    return resolved(signature.options, signature.device, signature.dtype, signature.head_dim)
 
 
 def _candidate(planned: CallPlan) -> Candidate:

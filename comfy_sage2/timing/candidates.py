@@ -13,6 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..autotune.accumulators import pv_has_accumulator
 from ..autotune.timings import PEER, PLAIN, REFERENCE, ROTATIONS, Candidate, ErrorsOfKinds
 from ..backends.base import Result
 from ..backends.kernels import KERNELS
@@ -23,7 +24,7 @@ from ..dispatch import registry
 from ..dispatch.plan import CallPlan, plan
 from ..kernels import loader
 from ..kernels.bundled import KernelUnavailable
-from ..options import EXACT, GIVEN, MODES, AttentionOptions
+from ..options import EXACT, GIVEN, MODES, PV_FORMATS, AttentionOptions
 from ..reference.exact import exact_attention
 
 Run = Callable[[], object]
@@ -31,9 +32,10 @@ Run = Callable[[], object]
 _LAYOUT = "BNHD"  # in which most models want the output
 _OPTIONS = (
     *(
-        AttentionOptions(mode, smooth_v, layout=_LAYOUT, pv_accumulator=sums, rotate="on" if rotate else "off")
-        for mode, sums, rotate, smooth_v in product(MODES, ("fp32", "fp16"), ROTATIONS, (False, True))
-        if not (mode == "precise" and smooth_v)  # there is nothing to smooth
+        AttentionOptions(mode, smooth_v, layout=_LAYOUT, pv_accumulator=sums, rotate="on" if rotate else "off", pv=pv)
+        for mode, pv, sums, rotate, smooth_v in product(MODES, PV_FORMATS, ("fp32", "fp16"), ROTATIONS, (False, True))
+        if pv_has_accumulator(pv, sums)
+        and not (mode == "precise" and (smooth_v or pv != "fp16"))  # its V has 16 bits, and nothing to smooth
     ),
     AttentionOptions(EXACT, layout=_LAYOUT),
 )

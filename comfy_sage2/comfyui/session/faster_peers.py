@@ -10,6 +10,8 @@ from ...autotune.accumulators import resolved
 from ...autotune.cost_model import TunedChoices
 from ...autotune.store import choices_of
 from ...autotune.timings import Candidate, Work
+from ...call.signature import CallSignature
+from ...dispatch import registry
 from ...options import EXACT
 from ..settings import ALWAYS, AUTO, FASTEST, SPARSE_OFF, Settings
 
@@ -22,11 +24,10 @@ def notes_on_peers(device: torch.device, settings: Settings, backend: str | None
     choices = choices_of(device)
     if choices is None or backend is None or settings.backend != AUTO or settings.mode in (EXACT, "off"):
         return ()
-    options = settings.options(settings.mode)
-    mine = {
-        head_dim: Candidate.of(backend, resolved(options, device, torch.bfloat16, head_dim))
-        for head_dim in choices.head_dims
-    }
+    options, mine = settings.options(settings.mode), {}
+    for head_dim in choices.head_dims:
+        call = CallSignature.minimal(device, resolved(options, device, torch.bfloat16, head_dim))
+        mine[head_dim] = Candidate.of(backend, registry.get(backend).settled(call).options)
     notes = [_note(choices, mine, peer, settings) for peer in choices.peers]
     return tuple(note for note in notes if note is not None)
 

@@ -12,8 +12,9 @@ from comfy_sage2.autotune.timings import PLAIN, Candidate, Times, Work
 from comfy_sage2.timing.candidates import all_candidates
 from comfy_sage2.timing.measure import works_for
 
-EIGHT, EIGHT_HALF = Candidate("sm89", "8b", "fp32"), Candidate("sm89", "8b", "fp16")
-FOUR, FOUR_HALF = Candidate("sm89", "4b", "fp32"), Candidate("sm89", "4b", "fp16")
+EIGHT, EIGHT_HALF, FOUR, FOUR_HALF = (
+    Candidate("sm89", mode, sums, pv="fp8") for mode in ("8b", "4b") for sums in ("fp32", "fp16")
+)
 FLASH, CUDNN, OWN = Candidate("torch-flash"), Candidate("torch-cudnn"), Candidate(PLAIN)
 CALLS = (
     (32, 1024, 1024), (128, 1024, 1024), (32, 2048, 2048), (32, 4096, 4096), (16, 32768, 512), (32, 4096, 77),

@@ -85,12 +85,19 @@ def test_what_is_timed_is_what_nodes_call(kernel: StandIn, package: StandIn, hea
     mask = torch.arange(48).view(1, 1, 1, -1) < 40 if masked else None
     runs = candidates.calls(q, k, v, mask)
     quantized = {
-        Candidate("sm89", mode, sums, rotate, smooth_v)
+        Candidate("sm89", mode, sums, rotate, smooth_v, pv)
         for mode in MODES
-        for sums in ("fp32", "fp16")
+        for pv, sums in (
+            ("fp8", "fp32"),
+            ("fp8", "fp16"),
+            ("fp16", "fp32"),
+            ("fp16", "fp16"),
+            ("int8", "fp32"),
+            ("mxfp8", "fp32"),
+        )
         for rotate in (False, True)
         for smooth_v in (False, True)
-        if not (mode == "precise" and smooth_v)
+        if not (mode == "precise" and (smooth_v or pv != "fp16"))
     }
     assert runs.keys() <= set(candidates.all_candidates())
     assert runs.keys() == quantized | {Candidate(PLAIN), Candidate("torch-cudnn"), Candidate("kitchen", PEER)}
@@ -109,7 +116,10 @@ def test_what_is_timed_is_what_nodes_call(kernel: StandIn, package: StandIn, hea
 
 def test_errors_are_those_of_each_candidate(kernel: StandIn, package: StandIn) -> None:
     errors_of = candidates.errors(torch.device("cpu"), 32)
-    assert not any(candidate.mode == EXACT for candidate in errors_of) and Candidate("sm89", "precise") in errors_of
+    assert (
+        not any(candidate.mode == EXACT for candidate in errors_of)
+        and Candidate("sm89", "precise", pv="fp16") in errors_of
+    )
     for candidate, errors in errors_of.items():
         expected = {"8b": 0.1, "4b": 0.2, "precise": 0.0, PEER: 0.03}[candidate.mode]
         expected *= 0.5 if candidate.rotate else 1.0
@@ -142,7 +152,7 @@ def test_a_package_without_results_has_no_errors(kernel: StandIn, package: Stand
 
     package.change = change
     errors = candidates.errors(torch.device("cpu"), 32)
-    assert Candidate("kitchen", PEER) not in errors and Candidate("sm89", "8b") in errors
+    assert Candidate("kitchen", PEER) not in errors and Candidate("sm89", "8b", pv="int8") in errors
 
 
 def test_without_kernels_the_reference_tells_how_exact_a_mode_is(

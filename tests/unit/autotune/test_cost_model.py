@@ -200,10 +200,11 @@ def test_the_host_counts(host: dict[Candidate, float], faster: Candidate | None,
     assert found.is_lost_on_the_host(EIGHT, CUDNN, work) == is_lost
 
 
-EIGHT_ROTATED = Candidate("sm89", "8b", rotate=True)
+EIGHT_ROTATED = Candidate("sm89", "8b", rotate=True, pv="fp8")
 COLUMNS = {
-    "ComfyUI's own": OWN, "8b": Candidate("sm90", "8b"), "8b with rotation": Candidate("sm90", "8b", rotate=True),
-    "precise": Candidate("sm90", "precise"), "torch-cudnn": CUDNN, "torch-flash": FLASH,
+    "ComfyUI's own": OWN, "8b": Candidate("sm90", "8b", pv="fp8"),
+    "8b with rotation": Candidate("sm90", "8b", rotate=True, pv="fp8"),
+    "precise": Candidate("sm90", "precise", pv="fp16"), "torch-cudnn": CUDNN, "torch-flash": FLASH,
 }  # fmt: skip
 
 
@@ -224,7 +225,7 @@ def published(name: str = "h100_calls.csv") -> dict[Work, dict[Candidate, float]
 @pytest.mark.parametrize("rotate", [False, True])
 def test_calls_of_an_h100_take_the_fastest_one(rotate: bool) -> None:
     """The models of what was timed choose for all calls of the table, most of which were not."""
-    table, tuned, mine = published(), TunedChoices(h100_times()), Candidate("sm90", "8b", rotate=rotate)
+    table, tuned, mine = published(), TunedChoices(h100_times()), Candidate("sm90", "8b", rotate=rotate, pv="fp8")
     assert len(table) == 40
     for work, seconds_of in table.items():
         able = [candidate for candidate in seconds_of if candidate in (mine, CUDNN, FLASH, OWN)]
@@ -259,12 +260,12 @@ def test_short_calls_of_an_h200_take_the_fastest_one_in_a_row(mine: Candidate) -
 
 
 def test_another_package_is_not_the_fastest_on_an_h100() -> None:
-    tuned, eight = TunedChoices(h100_times()), Candidate("sm90", "8b", rotate=True)
+    tuned, eight = TunedChoices(h100_times()), Candidate("sm90", "8b", rotate=True, pv="fp8")
     assert [candidate.backend for candidate in tuned.peers] == ["comfy-kitchen", "sageattention"]
     for peer, work in itertools.product(tuned.peers, published()):
         assert not tuned.is_faster(peer, eight, work)
     assert tuned.is_no_less_exact(tuned.peers[0], eight, 128)
-    assert not tuned.is_no_less_exact(tuned.peers[0], Candidate("sm90", "precise", rotate=True), 128)
+    assert not tuned.is_no_less_exact(tuned.peers[0], Candidate("sm90", "precise", rotate=True, pv="fp16"), 128)
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -345,3 +346,31 @@ def test_lines_show_errors_beside_speeds() -> None:
     assert "relative L2" not in tuned.lines()[0]
     assert "TFLOP/s (relative L2 error): 8b 261 (0.038), " in tuned.lines()[1]
     assert "(0.016); the fastest is comfy-kitchen" in tuned.lines()[1]
+
+
+INT8, FP8, FP8_HALF, MXFP8 = (
+    Candidate("sm120", "8b", sums, pv=pv)
+    for pv, sums in (("int8", "fp32"), ("fp8", "fp32"), ("fp8", "fp16"), ("mxfp8", "fp32"))
+)
+CLOSE, FAR = (0.015, 0.03), (0.038, 0.035)  # errors of two kinds of inputs
+
+
+@pytest.mark.parametrize(
+    ("factors", "errors", "expected"),
+    [
+        ({INT8: 1.02, FP8: 2.0, FP8_HALF: 1.0}, {INT8: CLOSE, FP8: FAR, FP8_HALF: FAR}, "int8"),
+        ({INT8: 1.05, FP8: 2.0, FP8_HALF: 1.0}, {INT8: CLOSE, FP8: FAR, FP8_HALF: FAR}, "fp8"),
+        ({INT8: 1.0, FP8: 1.0, MXFP8: 1.02}, {INT8: FAR, FP8: FAR, MXFP8: CLOSE}, "mxfp8"),
+        ({INT8: 1.0, FP8: 0.99}, {INT8: CLOSE, FP8: (0.014, 0.4)}, "int8"),  # close with some inputs only
+        ({INT8: 1.0}, {INT8: CLOSE}, None),
+        ({INT8: 1.0, FP8: 0.5}, {INT8: CLOSE}, None),  # nothing is known of how exact FP8 is
+        ({}, {}, None),
+    ],
+    ids=range(7),
+)
+def test_the_closest_format_that_costs_nothing(
+    factors: dict[Candidate, float], errors: dict[Candidate, tuple[float, float]], expected: str | None
+) -> None:
+    times = {(candidate, work): factor * 1e-9 * work.pairs for candidate, factor in factors.items() for work in WORKS}
+    tuned = TunedChoices(Times(times, 0.0, {(of, head_dim): e for of, e in errors.items() for head_dim in (64, 128)}))
+    assert tuned.pv_format("8b") == expected and tuned.pv_format("4b") is None

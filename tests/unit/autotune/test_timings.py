@@ -74,12 +74,12 @@ def test_times_survive_their_document() -> None:
 
 
 WORK = [16, 1024, 1024, 64, False, False, False]
-EIGHT_BITS = ["sm89", "8b", "fp32", True, False]
+EIGHT_BITS = ["sm89", "8b", "fp32", True, False, "int8"]
 ROW = {"candidate": EIGHT_BITS, "seconds": [1e-4], "host": 2e-5, "errors": {"64": [0.04, None]}}
 DOCUMENT: dict[str, Any] = {"noise": 0.01, "multiprocessors": 132, "calls": [WORK], "candidates": [ROW]}
 
 
-CANDIDATE, CALL = Candidate("sm89", "8b", rotate=True), Work(16, 1024, 1024, 64)
+CANDIDATE, CALL = Candidate("sm89", "8b", rotate=True, pv="int8"), Work(16, 1024, 1024, 64)
 
 
 def read(document: dict[str, Any]) -> Times | None:

@@ -263,7 +263,9 @@ def test_node_report_and_log_have_the_note(
     assert note in status(session) and note in session_report(session)
 
 
-def test_the_note_names_the_call_in_which_the_package_gains_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_note_names_the_call_in_which_the_package_gains_most(
+    monkeypatch: pytest.MonkeyPatch, package: Package
+) -> None:
     choices = on_card(monkeypatch)
     seconds = dict(choices.times.seconds)
     works = [work for candidate, work in seconds if candidate == KITCHEN]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from unit.autotune.made_up_gpus import CUDNN, EIGHT, EIGHT_HALF, FLASH, OWN, WORKS, made_up_gpu
-from watched_backend import Package, Watched, planned, refused
+from watched_backend import Kernels, Package, Watched, planned, refused
 
 from comfy_sage2.autotune import accumulators, store
 from comfy_sage2.autotune.cost_model import TunedChoices
@@ -38,7 +38,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     monkeypatch.setattr(accumulators, "_of_device", lambda device: "fp16")
     exact = [Watched(name, (EXACT,)) for name in ("torch-cudnn", "torch-flash")]
     monkeypatch.setattr(
-        registry, "BACKENDS", (Watched("sm89"), *exact, Watched("reference", (*MODES, EXACT), accelerated=False))
+        registry, "BACKENDS", (Kernels("sm89"), *exact, Watched("reference", (*MODES, EXACT), accelerated=False))
     )
     store.forget()
     monkeypatch.setattr(registry, "PEERS", (Package("kitchen"), Package("sage")))

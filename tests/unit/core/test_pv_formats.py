@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,6 +68,16 @@ def test_what_serves_a_call(backend: Any, choices: dict[str, Any], expected: tup
     settled = backend.settled(call)
     assert (settled.options.pv, settled.options.pv_accumulator) == expected
     assert backend.settled(settled) == settled
+
+
+@pytest.mark.parametrize(("wanted", "settled"), [("auto", "fp8"), ("int8", "int8")])
+def test_the_format_that_was_measured_to_be_better(monkeypatch: pytest.MonkeyPatch, wanted: str, settled: str) -> None:
+    """For calls that leave it open, with the accumulators that suit it."""
+    choices = SimpleNamespace(pv_format=lambda mode: "fp8" if mode == "8b" else None)
+    monkeypatch.setattr("comfy_sage2.backends.kernels.choices_of", lambda device: choices)
+    of_mode = {mode: SM89.settled(signature((8, 9), mode=mode, pv=wanted, of_gpu=GEFORCE)) for mode in ("8b", "4b")}
+    assert of_mode["8b"].options.pv == settled and of_mode["4b"].options.pv == "int8"
+    assert of_mode["8b"].options.pv_accumulator == (GEFORCE if settled == "fp8" else "fp32")
 
 
 def test_the_reference_computes_no_product_that_no_kernel_has(fresh_seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors, Constrai
 from comfy_sage2.call.signature import CallSignature, Routing
 from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.dispatch.plan import CallPlan, Refusal
-from comfy_sage2.options import MODES, AttentionOptions
+from comfy_sage2.options import AUTO, MODES, AttentionOptions
 
 
 class Watched(Backend):
@@ -29,6 +30,17 @@ class Watched(Backend):
     def bind(self, signature: CallSignature) -> BoundCall:
         self.bound.append(signature)
         return WatchedCall(signature, self._value)
+
+
+class Kernels(Watched):
+    """Those of a GPU, which have P and V in FP8."""
+
+    def settled(self, signature: CallSignature) -> CallSignature:
+        signature = super().settled(signature)
+        options = signature.options
+        if options.mode not in ("8b", "4b") or options.pv != AUTO:
+            return signature
+        return signature._replace(options=replace(options, pv="fp8"))
 
 
 class Package(Watched):

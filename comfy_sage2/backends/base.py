@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -19,14 +18,8 @@ NO_ROTATED_HEADS = "[SA-214] it neither takes nor gives the rotated heads: leave
 Result = tuple[torch.Tensor, torch.Tensor | None]
 # Ends a call whose q, k and v are quantized.
 Attend = Callable[[], Result]
-
-
-@dataclass(frozen=True)
-class Constraint:
-    """A named requirement; `check` returns None when it holds, else the reason in words for the user."""
-
-    name: str
-    check: Callable[[CallSignature], str | None]
+# A requirement on calls: None when it holds, else the reason in words for the user.
+Constraint = Callable[[CallSignature], str | None]
 
 
 class BoundCall(ABC):
@@ -50,12 +43,7 @@ class BoundCall(ABC):
         """
 
     def run_reshaped(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        optional: OptionalTensors,
-        out_shape: Sequence[int],
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors, out_shape: Sequence[int]
     ) -> torch.Tensor:
         """As `run`, where `takes_reshaped` is True, for tensors of other shapes that lie in memory as the signature's.
 
@@ -113,7 +101,7 @@ class Backend(ABC):
 
     def reason_of_constraints(self, signature: CallSignature) -> str | None:
         """The reason of the first constraint that does not hold for `signature`, or None; nothing is loaded for it."""
-        reasons = (constraint.check(signature) for constraint in self.constraints)
+        reasons = (constraint(signature) for constraint in self.constraints)
         return next((reason for reason in reasons if reason is not None), None)
 
     def settled(self, signature: CallSignature) -> CallSignature:

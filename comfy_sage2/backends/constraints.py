@@ -12,14 +12,13 @@ from .base import Constraint
 
 MAX_LENGTH = 2**31 - 256  # token indices are 32-bit in the kernels, offsets 64-bit
 
-
 # What to use without kernels. ComfyUI's own attention is what every node falls back to.
 _OWN = "use ComfyUI's own attention"
 _OWN_OR_KITCHEN = f"{_OWN} or comfy-kitchen's INT8 (--use-ck-attention)"
 _EXACT_OR_OWN = "use mode exact or ComfyUI's own attention"
 
 
-def _on_cuda(signature: CallSignature) -> str | None:
+def on_cuda(signature: CallSignature) -> str | None:
     if signature.device.type == "cuda" and torch.version.hip is not None:  # which calls its devices "cuda" too
         build = f"this torch is built for ROCm {torch.version.hip}"
         return f"[SA-103] the kernels are for NVIDIA GPUs, and {build}: {_OWN_OR_KITCHEN}"
@@ -31,7 +30,7 @@ def _on_cuda(signature: CallSignature) -> str | None:
     return f"[SA-103] the kernels need an NVIDIA GPU, and the tensors are on {signature.device.type}: {_OWN}"
 
 
-def _precise(signature: CallSignature) -> str | None:
+def precise(signature: CallSignature) -> str | None:
     options = signature.options
     if not mode_has_accumulator(options.mode, options.pv_accumulator):
         return f"[SA-206] pv_accumulator must be fp32 in mode {options.mode}, got {options.pv_accumulator}"
@@ -40,25 +39,20 @@ def _precise(signature: CallSignature) -> str | None:
     return None
 
 
-def requires(name: str, holds: Callable[[CallSignature], bool], reason: str) -> Constraint:
+def requires(holds: Callable[[CallSignature], bool], reason: str) -> Constraint:
     """`holds` is true of the call. `reason` says why another one is refused; "{call.…}" in it is what that call has."""
-    return Constraint(name, lambda call: None if holds(call) else reason.format(call=call))
+    return lambda call: None if holds(call) else reason.format(call=call)
 
 
-ON_CUDA = Constraint("device", _on_cuda)
 ON_GPU = requires(  # of AMD's too
-    "device",
     lambda call: call.device.type == "cuda",
     "[SA-103] a GPU with CUDA or ROCm is needed here, and the tensors are on {call.device.type}",
 )
 LENGTH = requires(
-    "length",
     lambda call: max(call.q_length, call.kv_length) <= MAX_LENGTH,
     f"[SA-203] q and k must have at most {MAX_LENGTH} tokens, got {{call.q_length}} and {{call.kv_length}}",
 )
-PRECISE = Constraint("precise", _precise)
 DENSE = requires(
-    "block_mask",
     lambda call: call.block_mask is None,
     "[SA-212] only the kernels and the slow reference take block masks: leave out `block_mask` here",
 )
@@ -68,12 +62,11 @@ DENSE = requires(
 
 
 def no_mask(who: str) -> Constraint:
-    return requires("no mask", lambda call: call.attn_mask is None, f"[SA-206] {who} takes no mask")
+    return requires(lambda call: call.attn_mask is None, f"[SA-206] {who} takes no mask")
 
 
 def square_if_causal(who: str) -> Constraint:
     return requires(
-        "causal",
         lambda call: not call.options.is_causal or call.q_length == call.kv_length,
         f"[SA-206] {who} takes is_causal only with as many keys as queries, got {{call.q_length}} and "
         "{call.kv_length}",
@@ -82,7 +75,6 @@ def square_if_causal(who: str) -> Constraint:
 
 def in_16_bits(who: str) -> Constraint:
     return requires(
-        "dtype",
         lambda call: call.dtype in (torch.float16, torch.bfloat16),
         f"[SA-206] {who} takes float16 or bfloat16, got {{call.dtype}}",
     )
@@ -90,7 +82,6 @@ def in_16_bits(who: str) -> Constraint:
 
 def equal_heads(who: str) -> Constraint:
     return requires(
-        "heads",
         lambda call: call.q_heads == call.kv_heads,
         f"[SA-206] {who} takes q and k of equally many heads, got {{call.q_heads}} and {{call.kv_heads}}",
     )
@@ -125,7 +116,7 @@ def capability_is(*supported: tuple[int, int]) -> Constraint:
             return f"[SA-103] there are no kernels for compute capability {capability}: {reason}"
         return f"[SA-103] these kernels need compute capability {names}, got {capability}"
 
-    return Constraint("compute capability", check)
+    return check
 
 
 def capability_from(*least: int) -> Constraint:
@@ -139,7 +130,7 @@ def capability_from(*least: int) -> Constraint:
         device = "no CUDA device" if signature.capability is None else "{}.{}".format(*signature.capability)
         return "[SA-103] compute capability {}.{} or higher is needed here, got {}".format(*least, device)
 
-    return Constraint("compute capability", check)
+    return check
 
 
 def option_is(name: str, *supported: object) -> Constraint:
@@ -151,7 +142,7 @@ def option_is(name: str, *supported: object) -> Constraint:
             return None
         return f"[SA-206] {name} must be {' or '.join(map(str, supported))} here, got {value}"
 
-    return Constraint(name, check)
+    return check
 
 
 def dense(*modes: str) -> tuple[Constraint, ...]:

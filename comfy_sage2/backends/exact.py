@@ -24,9 +24,10 @@ from .readable import ALIGNMENT, is_readable, readable
 _CUDNN, _FLASH, _EFFICIENT = "cuDNN's attention", "torch's flash attention", "torch's memory-efficient attention"
 _BIAS_MULTIPLE = 16  # elements: a row of a mask begins at a multiple of them
 
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 # q, k, v padded to what the operator reads, the mask as an additive bias or None, and the signature -> what it returns:
 # the output, the LSE (at least as many rows as q, if the options ask for it), and other things.
-Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, CallSignature], Any]
+Operator = Callable[[Inputs, torch.Tensor | None, CallSignature], Any]
 
 
 class ExactAttention(Backend):
@@ -35,12 +36,12 @@ class ExactAttention(Backend):
     accelerated = True
 
     def __init__(
-        self, name: str, compute: Compute, availability: Callable[[], str | None], *constraints: Constraint
+        self, name: str, operator: Operator, availability: Callable[[], str | None], *constraints: Constraint
     ) -> None:
         self.name = name
-        self._compute = compute
+        self._operator = operator
         self._availability = availability
-        self.constraints = (rules.ON_CUDA, *rules.dense(EXACT), _ONE_KIND_OF_MASK, *constraints)
+        self.constraints = (rules.on_cuda, *rules.dense(EXACT), _one_kind_of_mask, *constraints)
 
     def is_for(self, mode: str) -> bool:
         return mode == EXACT
@@ -49,13 +50,13 @@ class ExactAttention(Backend):
         return self._availability()
 
     def bind(self, signature: CallSignature) -> BoundCall:
-        return ExactCall(signature, self._compute)
+        return ExactCall(signature, self._operator)
 
 
 class ExactCall(BoundCall):
     takes_reshaped = True
 
-    def __init__(self, signature: CallSignature, operator: Compute) -> None:
+    def __init__(self, signature: CallSignature, operator: Operator) -> None:
         # With the scale of its head_dim: the operators would take that of the padded one.
         self._signature = signature._replace(options=replace(signature.options, scale=signature.scale))
         self._operator = operator
@@ -75,15 +76,9 @@ class ExactCall(BoundCall):
         return out if self._is_bhnd else out.transpose(1, 2), lse
 
     def run_reshaped(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        optional: OptionalTensors,
-        out_shape: Sequence[int],
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors, out_shape: Sequence[int]
     ) -> torch.Tensor:
-        out, _ = self._compute(q, k, v, optional)
-        return (out if self._is_bhnd else out.transpose(1, 2)).view(out_shape)
+        return self.run(q, k, v, optional)[0].view(out_shape)
 
     def _compute(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors
@@ -97,9 +92,9 @@ class ExactCall(BoundCall):
         q, k, v = q.as_strided(*q_view), k.as_strided(*k_view), v.as_strided(*v_view)
         if not are_readable:
             q, k, v = readable(q), readable(k), readable(v)
-        mask = optional.attn_mask if optional.attn_mask is None else mask_4d(optional.attn_mask)
+        mask = mask_4d(optional.attn_mask)
         bias = None if mask is None else _bias(mask, self._signature.dtype, self._signature.kv_length)
-        results = self._operator(q, k, v, bias, self._signature)
+        results = self._operator((q, k, v), bias, self._signature)
         out: torch.Tensor = results[0]
         if out.stride() == self._out_stride and mask is None and not self._has_lse and optional.nonfinite is None:
             return out, None  # of nearly all calls
@@ -145,31 +140,23 @@ def closed_rows(mask: torch.Tensor) -> torch.Tensor:
     return attended.any(dim=3).logical_not()
 
 
-def _flash(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, signature: CallSignature
-) -> Any:
-    return torch._scaled_dot_product_flash_attention(
-        q, k, v, 0.0, signature.options.is_causal, scale=signature.options.scale
-    )
+def _flash(qkv: Inputs, bias: torch.Tensor | None, call: CallSignature) -> Any:
+    return torch._scaled_dot_product_flash_attention(*qkv, 0.0, call.options.is_causal, scale=call.options.scale)
 
 
-def _efficient(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, signature: CallSignature
-) -> Any:
+def _efficient(qkv: Inputs, bias: torch.Tensor | None, call: CallSignature) -> Any:
     if bias is not None:
-        bias = bias.expand(signature.batch, signature.q_heads, signature.q_length, signature.kv_length)
-    options = signature.options
+        bias = bias.expand(call.batch, call.q_heads, call.q_length, call.kv_length)
+    options = call.options
     return torch._scaled_dot_product_efficient_attention(
-        q, k, v, bias, options.return_lse, 0.0, options.is_causal, scale=options.scale
+        *qkv, bias, options.return_lse, 0.0, options.is_causal, scale=options.scale
     )
 
 
-def _cudnn(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, signature: CallSignature
-) -> Any:
-    options = signature.options
+def _cudnn(qkv: Inputs, bias: torch.Tensor | None, call: CallSignature) -> Any:
+    options = call.options
     return torch._scaled_dot_product_cudnn_attention(
-        q, k, v, bias, options.return_lse, 0.0, options.is_causal, False, scale=options.scale
+        *qkv, bias, options.return_lse, 0.0, options.is_causal, False, scale=options.scale
     )
 
 
@@ -201,7 +188,6 @@ def _cudnn_availability() -> str | None:
     return f"[SA-112] cuDNN 9 is needed for its attention, got {version or 'none'}"
 
 
-_ONE_KIND_OF_MASK = Constraint("mask", _one_kind_of_mask)
 _AMPERE = rules.capability_from(8, 0)
 
 # In the order that suits most GPUs before anything is measured.
@@ -213,12 +199,10 @@ EXACT_ATTENTIONS = (
         _AMPERE,
         rules.in_16_bits(_CUDNN),
         rules.requires(
-            "head_dim",
             lambda call: call.head_dim <= 128,
             f"[SA-206] {_CUDNN} takes a head_dim of at most 128, got {{call.head_dim}}",
         ),
         rules.requires(  # cuDNN has no graph for a single one
-            "tokens",
             lambda call: min(call.q_length, call.kv_length) > 1,
             f"[SA-206] {_CUDNN} needs more than one query and key",
         ),

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from ..autotune.accumulators import pv_has_accumulator, resolved
 from ..autotune.store import choices_of
 from ..call.signature import CallSignature
-from ..call.tensors import NO_TENSORS, OptionalTensors
 from ..kernels import loader
 from ..options import AUTO, EXACT
 from . import self_test
 from .base import Attend, Backend, BoundCall, Result
-from .constraints import LENGTH, ON_CUDA, PRECISE, capability_is, option_is
+from .constraints import LENGTH, capability_is, on_cuda, option_is, precise
 from .kernel_call import KernelCall
 from .self_test_calls import Variant
 
@@ -48,7 +48,7 @@ class KernelBackend(Backend):
         self.name = architecture
         self.capabilities = capabilities
         self._least_skipped = least_skipped
-        self.constraints = (ON_CUDA, capability_is(*capabilities), LENGTH, PRECISE)
+        self.constraints = (on_cuda, capability_is(*capabilities), LENGTH, precise)
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -74,19 +74,20 @@ class KernelBackend(Backend):
         return (
             super().reason_against(signature)
             or self.reason_of_module(signature)
-            or self_test.reason_against(self.name, signature.device.index, self.variants)
-            or self._reason_of_test(signature)
+            or self._reason_of_self_test(signature)
         )
 
     def reason_of_module(self, signature: CallSignature) -> str | None:
         """Why the module has no kernel for such a call, whatever the GPU, or None; KernelUnavailable without one."""
         module = loader.load(self.name)
-        reason = option_is("mode", *module.modes).check(signature)
+        reason = option_is("mode", *module.modes)(signature)
         return reason or _reason_against_product(signature, _products(module, signature.options.mode))
 
-    def _reason_of_test(self, signature: CallSignature) -> str | None:
-        """Why the self-test refused the format of P and V that `signature` asks for, or None."""
-        return self_test.failed_formats(self.name, signature.device.index).get(signature.options.pv)
+    def _reason_of_self_test(self, signature: CallSignature) -> str | None:
+        """Why the self-test refused the module, or the format of P and V that `signature` asks for; else None."""
+        index = signature.device.index
+        reason = self_test.reason_against(self.name, index, self.variants)
+        return reason or self_test.failed_formats(self.name, index).get(signature.options.pv)
 
     def settled(self, signature: CallSignature) -> CallSignature:
         """With the best suiting product of the module that the self-test did not refuse."""
@@ -107,8 +108,7 @@ class KernelBackend(Backend):
 
     def require_tested(self, signature: CallSignature) -> None:
         """Run the self-test for `signature` if it can run now. RuntimeError if it fails or has failed."""
-        reason = self_test.reason_against(self.name, signature.device.index, self.variants)
-        reason = reason or self._reason_of_test(signature)
+        reason = self._reason_of_self_test(signature)
         if reason is not None:
             raise RuntimeError(reason)
 
@@ -147,41 +147,33 @@ def _reason_against_product(signature: CallSignature, products: Sequence[Product
         return None
     formats = dict.fromkeys(pv for _, pv in products)
     if signature.options.pv not in (AUTO, *formats):
-        return option_is("pv", AUTO, *formats).check(signature)
+        return option_is("pv", AUTO, *formats)(signature)
     named = (accumulator for accumulator, pv in products if signature.options.pv in (AUTO, pv))
-    return option_is("pv_accumulator", *dict.fromkeys(named)).check(signature)
+    return option_is("pv_accumulator", *dict.fromkeys(named))(signature)
 
 
 class _Untested(BoundCall):
-    """Defers the self-test (graph capture or low memory when the call was bound) to the first run that allows it."""
+    """Defers the self-test (graph capture or low memory when the call was bound) to the first run that allows it.
+
+    RuntimeError from each method when the self-test fails.
+    """
 
     def __init__(self, backend: KernelBackend, call: KernelCall, signature: CallSignature) -> None:
         self._backend, self._call, self._signature = backend, call, signature
         self.takes_reshaped = call.takes_reshaped
 
-    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
-        """As `BoundCall.run`; RuntimeError when the self-test fails."""
-        self._backend.require_tested(self._signature)
-        return self._call.run(q, k, v, optional)
+    def run(self, *tensors: Any) -> Result:
+        return self._tested().run(*tensors)
 
-    def run_reshaped(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        optional: OptionalTensors,
-        out_shape: Sequence[int],
-    ) -> torch.Tensor:
-        """As `BoundCall.run_reshaped`; RuntimeError as from `run`."""
-        self._backend.require_tested(self._signature)
-        return self._call.run_reshaped(q, k, v, optional, out_shape)
+    def run_reshaped(self, *arguments: Any) -> torch.Tensor:
+        return self._tested().run_reshaped(*arguments)
 
-    def prequantize(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS
-    ) -> Attend | None:
-        """As `BoundCall.prequantize`; RuntimeError as from `run`."""
+    def prequantize(self, *tensors: Any) -> Attend | None:
+        return self._tested().prequantize(*tensors)
+
+    def _tested(self) -> KernelCall:
         self._backend.require_tested(self._signature)
-        return self._call.prequantize(q, k, v, optional)
+        return self._call
 
 
 # In order of preference. sm90: wgmma, "4b" carries INT4 values through the int8 product. The others: mma.sync; sm120

@@ -32,10 +32,8 @@ _OURS = Path(__file__).resolve().parents[1]  # its module of the name `sageatten
 _KITCHEN, _SAGE = "comfy-kitchen's INT8 attention", "SageAttention"
 _OUR_VERSION = "+comfy.sage2"  # ends the version of that module
 
-Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, CallSignature], torch.Tensor]
-Prequantize = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, CallSignature], Callable[[], torch.Tensor]
-]
+# Of q, k, v, the mask, 4-D or None, and the call's signature. Another package's functions are not typed.
+Function = Callable[[Any, Any, Any, Any, CallSignature], Any]
 
 
 @dataclass(frozen=True)
@@ -43,15 +41,15 @@ class PeerFunctions:
     """What a package has.
 
     Attributes:
-        attend: q, k, v, the mask, 4-D or None, and the call's description -> the output. The tensors are in the layout
-            of the call where that is one of `layouts`, else (B, H, N, D).
+        attend: gives the output. The tensors are in the layout of the call where that is one of `layouts`, else
+            (B, H, N, D).
         layouts: of "BHND" and "BNHD".
-        prequantize: the same in two steps, of which the second no longer needs q, k and v; None where there is none.
+        prequantize: gives a function that gives the output and no longer needs q, k and v; None where there is none.
     """
 
     attend: Function
     layouts: tuple[str, ...]
-    prequantize: Prequantize | None = None
+    prequantize: Function | None = None
 
 
 class Peer(Backend):
@@ -117,26 +115,27 @@ class PeerCall(BoundCall):
         self._transposes = self._layout not in functions.layouts
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
-        mask = mask_4d(optional.attn_mask)
-        out = self._guarded(self._functions.attend, *self._in_its_layout(q, k, v), mask, self._signature)
-        return self._finished(out, mask, optional)
+        return self._finished(self._called(self._functions.attend, q, k, v, optional), optional)
 
     def prequantize(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS
     ) -> Attend | None:
         if self._functions.prequantize is None:
             return None
-        mask = mask_4d(optional.attn_mask)
-        attend = self._guarded(self._functions.prequantize, *self._in_its_layout(q, k, v), mask, self._signature)
+        attend = self._called(self._functions.prequantize, q, k, v, optional)
         if not self._peer.has_ended_steps:
             # What raises in the second step, without q, k and v, ends the sampling: the first call is made whole.
             out = self._guarded(attend)
             self._peer.has_ended_steps = True
-            return lambda: self._finished(out, mask, optional)
-        return lambda: self._finished(self._guarded(attend), mask, optional)
+            return lambda: self._finished(out, optional)
+        return lambda: self._finished(self._guarded(attend), optional)
 
-    def _in_its_layout(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(tensor.transpose(1, 2) for tensor in tensors) if self._transposes else tensors
+    def _called(
+        self, function: Function, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors
+    ) -> Any:
+        if self._transposes:
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return self._guarded(function, q, k, v, mask_4d(optional.attn_mask), self._signature)
 
     def _guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call `function`. Whatever it raises, except a lack of memory, becomes a RuntimeError."""
@@ -147,8 +146,9 @@ class PeerCall(BoundCall):
         except Exception as error:
             raise self._peer.failed(error) from error
 
-    def _finished(self, out: torch.Tensor, mask: torch.Tensor | None, optional: OptionalTensors) -> Result:
+    def _finished(self, out: torch.Tensor, optional: OptionalTensors) -> Result:
         out = out.transpose(1, 2) if self._transposes else out
+        mask = mask_4d(optional.attn_mask)
         if mask is not None:
             closed = closed_rows(mask)[..., None]
             out = out.masked_fill(closed if self._layout == "BHND" else closed.transpose(1, 2), 0.0)
@@ -163,16 +163,11 @@ def _kitchen() -> PeerFunctions:
     if not kitchen.int8_attention_is_available():
         raise RuntimeError("[SA-103] comfy-kitchen has no INT8 attention for this GPU")
 
-    def attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, signature: CallSignature
-    ) -> torch.Tensor:
-        out: torch.Tensor = kitchen.int8_attention(q, k, v, scale=signature.options.scale, attn_mask=mask)
-        return out
+    def attend(q: Any, k: Any, v: Any, mask: Any, call: CallSignature) -> Any:
+        return kitchen.int8_attention(q, k, v, scale=call.options.scale, attn_mask=mask)
 
-    def prequantize(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, signature: CallSignature
-    ) -> Callable[[], torch.Tensor]:
-        quantized = kitchen.prequantize_int8_attention(q, k, v, scale=signature.options.scale, attn_mask=mask)
+    def prequantize(q: Any, k: Any, v: Any, mask: Any, call: CallSignature) -> Any:
+        quantized = kitchen.prequantize_int8_attention(q, k, v, scale=call.options.scale, attn_mask=mask)
         return partial(kitchen.int8_attention_from_prequantized, quantized)
 
     has_steps = hasattr(kitchen, "prequantize_int8_attention")
@@ -186,16 +181,10 @@ def _sage_attention() -> PeerFunctions:
         raise RuntimeError("[SA-115] Python finds this pack's module of that name, not the package")
     writes_to_k = _sage_is_version_1()  # it subtracts the mean of k where k lies
 
-    def attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, signature: CallSignature
-    ) -> torch.Tensor:
-        options = signature.options
-        layout = "HND" if options.layout == "BHND" else "NHD"
+    def attend(q: Any, k: Any, v: Any, mask: Any, call: CallSignature) -> Any:
+        layout = "HND" if call.layout == "BHND" else "NHD"
         k = k.clone() if writes_to_k else k
-        out: torch.Tensor = sage.sageattn(
-            q, k, v, tensor_layout=layout, is_causal=options.is_causal, sm_scale=signature.scale
-        )
-        return out
+        return sage.sageattn(q, k, v, tensor_layout=layout, is_causal=call.options.is_causal, sm_scale=call.scale)
 
     return PeerFunctions(attend, ("BHND", "BNHD"))
 
@@ -220,7 +209,6 @@ PEERS = (
         rules.in_16_bits(_KITCHEN),
         rules.option_is("is_causal", False),
         rules.requires(
-            "mask",
             lambda call: call.mask_shape is None or call.mask_shape[1:3] == (1, 1),
             f"[SA-206] {_KITCHEN} was not timed with masks that differ between heads or queries, so it does not "
             "compute this call",
@@ -233,12 +221,10 @@ PEERS = (
         rules.capability_from(8, 0),
         rules.in_16_bits(_SAGE),
         rules.requires(
-            "head_dim",
             lambda call: call.head_dim in (64, 128),
             f"[SA-206] {_SAGE} takes head_dim 64 or 128, got {{call.head_dim}}",
         ),
         rules.requires(  # version 1 counts the keys that are missing in the last block of 64, with a score of 0
-            "tokens",
             lambda call: call.kv_length % 64 == 0 or not _sage_is_version_1(),
             f"[SA-206] {_SAGE} 1 takes a number of keys that is a multiple of 64, got {{call.kv_length}}",
         ),

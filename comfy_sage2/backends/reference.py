@@ -25,7 +25,7 @@ def _product(signature: CallSignature) -> str | None:
     """Only products that kernels have: FP16 sums of whole numbers would be far off."""
     options = signature.options
     if options.mode == "precise":
-        return option_is("pv", AUTO, "fp16").check(signature)
+        return option_is("pv", AUTO, "fp16")(signature)
     if signature.accumulator_is_open or pv_has_accumulator(options.pv, options.pv_accumulator):
         return None
     return f"[SA-206] pv_accumulator must be fp32 with pv {options.pv}, got {options.pv_accumulator}"
@@ -36,7 +36,7 @@ class ReferenceBackend(Backend):
 
     name = "reference"
     accelerated = False
-    constraints: tuple[Constraint, ...] = (Constraint("pv", _product),)
+    constraints: tuple[Constraint, ...] = (_product,)
 
     def takes_rotated_heads(self) -> bool:
         return True

@@ -35,6 +35,7 @@ import torch
 
 from comfy_sage2 import attention
 from comfy_sage2.backends import launches, self_test
+from comfy_sage2.backends.constraints import LENGTH, precise
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
@@ -67,9 +68,8 @@ def kernels_on_cpu_tensors() -> AbstractContextManager[object]:
     """The kernels take CPU tensors as if they were a GPU's: what they launch does nothing."""
     backend: Any = registry.get(BACKEND)
     bind = backend.bind
-    constraints = [each for each in backend.constraints if each.name not in ("device", "compute capability")]
     patches = ExitStack()
-    patches.enter_context(patch.object(backend, "constraints", tuple(constraints)))
+    patches.enter_context(patch.object(backend, "constraints", (LENGTH, precise)))
     patches.enter_context(
         patch.object(
             backend, "bind", lambda call: bind(call._replace(q=call.q._replace(device=torch.device("cuda", 0))))

@@ -40,7 +40,7 @@ def refusing(signature: CallSignature) -> dict[str, str]:
     """The constraints' reasons by backend, whatever this torch was built with."""
     first_reasons = {}
     for backend in EXACT_ATTENTIONS:
-        checked = (constraint.check(signature) for constraint in backend.constraints)
+        checked = (constraint(signature) for constraint in backend.constraints)
         first_reasons[backend.name] = next((reason for reason in checked if reason is not None), None)
     return {name: reason for name, reason in first_reasons.items() if reason is not None}
 
@@ -109,9 +109,8 @@ def test_the_reference_serves_it_anywhere(fresh_seed: int) -> None:
 def stand_in(asked: list[dict[str, Any]], bnhd: bool) -> Any:
     """An operator that is right on the rows that attend to something, and NaN on the others, in its own strides."""
 
-    def compute(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, signature: CallSignature
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def operator(qkv: Any, bias: torch.Tensor | None, signature: CallSignature) -> Result:
+        q, k, v = qkv
         asked.append({"q": q, "k": k, "v": v, "bias": bias})
         result, lse = exact_attention(
             q, k, v, scale=signature.scale, is_causal=signature.options.is_causal, attn_mask=bias, dtype=torch.float32
@@ -121,7 +120,7 @@ def stand_in(asked: list[dict[str, Any]], bnhd: bool) -> Any:
         padded = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=math.nan)
         return out, padded if signature.options.return_lse else None
 
-    return compute
+    return operator
 
 
 def run(

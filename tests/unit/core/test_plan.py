@@ -11,7 +11,7 @@ from threads import run_in_threads
 from watched_backend import Watched, planned, refused, signature
 
 import comfy_sage2
-from comfy_sage2.backends.base import BoundCall, Constraint
+from comfy_sage2.backends.base import BoundCall
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.call.signature import ANYONE, NAMED, CallSignature, TensorForm
 from comfy_sage2.call.tensors import OptionalTensors
@@ -214,7 +214,7 @@ def test_nobody_is_left(able: tuple[Watched, Watched]) -> None:
 def test_a_reason_that_all_share_stands_once(monkeypatch: pytest.MonkeyPatch, second: str | None, reason: str) -> None:
     preferred, other, slow = Watched("one"), Watched("two"), Watched("three", accelerated=False)
     if second is not None:
-        other.constraints = (Constraint("wheel", lambda signature: second),)
+        other.constraints = (lambda signature: second,)
     monkeypatch.setattr(registry, "BACKENDS", (preferred, other, slow))
     of_accelerated = refused(plan(signature(**LONG, accelerated_only=True)))
     assert list(of_accelerated.reasons) == ["one", "two"] and of_accelerated.reason == reason
@@ -329,7 +329,7 @@ class TestPlansOfADenseOne:
     def test_nobody_else_serves_them(self, able: tuple[Watched, Watched]) -> None:
         fast, _ = able
         dense = planned(plan(signature()))
-        fast.constraints = (Constraint("lists", lambda call: None if call.block_mask is None else "no lists"),)
+        fast.constraints = (lambda call: None if call.block_mask is None else "no lists",)
         assert refused(listed_plan(dense)).reasons == {"fast": "no lists"}
 
 

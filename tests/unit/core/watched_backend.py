@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors, Constraint
+from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors
 from comfy_sage2.call.signature import CallSignature, Routing
 from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.dispatch.plan import CallPlan, Refusal
@@ -21,7 +21,7 @@ class Watched(Backend):
         self, name: str, modes: tuple[str, ...] = MODES, *, accelerated: bool = True, value: float = 0.0
     ) -> None:
         self.name, self.accelerated, self._modes, self._value = name, accelerated, modes, value
-        self.constraints = (Constraint("head_dim", _at_most_128),)
+        self.constraints = (_at_most_128,)
         self.bound: list[CallSignature] = []
 
     def is_for(self, mode: str) -> bool:

@@ -1,10 +1,10 @@
-"""ComfyUI's attention call: its argument forms, its translation to the layouts of the attention API, and its place."""
+"""ComfyUI's attention call: its argument forms, and its translation to the layouts of the attention API."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,13 +12,11 @@ import torch
 from ...call.signature import CallSignature, Routing, TensorForm, WorkKey
 from ...call.tensors import NO_TENSORS, NO_VALUES, OptionalTensors, overrides_torch, with_dense_rows
 from ...options import AttentionOptions
-from ...text import one_line
 
 Override = Callable[..., torch.Tensor]  # what nodes put in the place of an attention function
 Fallback = Callable[[], torch.Tensor]
 
 _POSITIONAL = 8  # ComfyUI's attention functions take the first eight fields below by position too
-_LONGEST_KIND = 20  # characters of a block's kind, which any pack may set
 OVERRIDE = "optimized_attention_override"  # its name in ComfyUI's `transformer_options`
 INSIDE = "_inside_attn_wrapper"  # with it an attention function looks for no override
 
@@ -120,21 +118,6 @@ class AttentionCall:
         optional = NO_TENSORS if mask is None else OptionalTensors(mask)
         return CallSignature.of(*self.tensors(), options, optional, routing)
 
-    def work_key(self) -> WorkKey | None:
-        """As a plan of the call has it; None when the sizes do not fit `heads`."""
-        form = self.form
-        if not form.has_work_key:
-            form.work_key, form.has_work_key = self._work_key(), True
-        return form.work_key
-
-    def _work_key(self) -> WorkKey | None:
-        mask = self.mask_4d()
-        try:
-            q, k, v = map(TensorForm.of, self.tensors())
-            return WorkKey(self.scale, self.layout, q, k, v, None if mask is None else TensorForm.of(mask))
-        except (TypeError, ValueError):
-            return None
-
     @cached_property
     def form(self) -> CallForm:
         """What the call has in common with others of the same arguments, but for the values in its tensors."""
@@ -158,6 +141,15 @@ class AttentionCall:
                 _forms.clear()  # who holds one keeps it
             form = _forms[key] = CallForm(self, is_repeatable=True)
         return form
+
+    def work_key(self) -> WorkKey | None:
+        """As a plan of the call has it; None when the sizes do not fit `heads`."""
+        mask = self.mask_4d()
+        try:
+            q, k, v = map(TensorForm.of, self.tensors())
+            return WorkKey(self.scale, self.layout, q, k, v, None if mask is None else TensorForm.of(mask))
+        except (IndexError, RuntimeError, TypeError, ValueError):
+            return None
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -215,14 +207,13 @@ class AttentionCall:
 
     def _split_heads(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(B, N, H * D) -> (B, N, H, D) for q, k and v; the number of key heads follows from D."""
-        q = self.q
-        *sizes, channels = q.shape
+        channels = self.q.shape[-1]
         head_dim = channels // self.heads
         if head_dim == 0 or channels != head_dim * self.heads:
             raise ValueError(
                 f"[SA-210] the last dimension of q must be a multiple of heads ({self.heads}), got {channels}"
             )
-        q = q.view(*sizes, self.heads, head_dim)
+        q = self.q.view(*self.q.shape[:-1], self.heads, head_dim)
         return q, _heads_of("k", self.k, head_dim), _heads_of("v", self.v, head_dim)
 
     def mask_4d(self) -> torch.Tensor | None:
@@ -248,6 +239,32 @@ class AttentionCall:
         if self.skip_output_reshape:
             return (self.q.shape[0], self.heads, q_length, self.head_dim)
         return (self.q.shape[0], q_length, self.heads * self.head_dim)
+
+
+class CallForm:
+    """What calls of equal arguments have in common, whatever the values in their tensors. Compared by identity.
+
+    Attributes:
+        is_repeatable: calls of the same arguments have the same form. Those of tensors of other classes than torch's
+            own, and of arguments that cannot be compared, have one each.
+        lengths, head_dim, output_shape, work_key: as of `AttentionCall`.
+        is_dense: the channels of q, k and v lie together, so that nothing has to be copied.
+    """
+
+    __slots__ = ("head_dim", "is_dense", "is_repeatable", "lengths", "output_shape", "work_key")
+
+    def __init__(self, call: AttentionCall, *, is_repeatable: bool) -> None:
+        self.is_repeatable = is_repeatable
+        self.lengths = call.lengths
+        self.head_dim = call.head_dim
+        self.is_dense = call.q.stride(-1) == call.k.stride(-1) == call.v.stride(-1) == 1
+        self.output_shape = call.output_shape()
+        self.work_key = call.work_key()
+
+
+# Threads may add and clear at once: a form that is made twice is decided twice.
+_forms: dict[tuple[Any, ...], CallForm] = {}
+_MOST_FORMS = 1024
 
 
 def _bound(
@@ -278,50 +295,10 @@ def _bound(
     if q is None or k is None or v is None or heads is None:
         missing = [name for name, value in (("q", q), ("k", k), ("v", v), ("heads", heads)) if value is None]
         raise TypeError(f"[SA-210] the attention call lacks {', '.join(missing)}")
-    return AttentionCall(
-        q,
-        k,
-        v,
-        heads,
-        mask,
-        attn_precision,
-        bool(skip_reshape),
-        bool(skip_output_reshape),
-        scale,
-        bool(enable_gqa),
-        low_precision_attention is not False,
-        names,
-    )
-
-
-class CallForm:
-    """What calls of equal arguments have in common, whatever the values in their tensors. Compared by identity.
-
-    Attributes:
-        is_repeatable: calls of the same arguments have the same form. Those of tensors of other classes than torch's
-            own, and of arguments that cannot be compared, have one each.
-        lengths: tokens of q, and of k and v.
-        head_dim: as `AttentionCall.head_dim`.
-        is_dense: the channels of q, k and v lie together, so that nothing has to be copied.
-        output_shape: of what the caller expects.
-        work_key: as `AttentionCall.work_key`, once it was asked for.
-    """
-
-    __slots__ = ("has_work_key", "head_dim", "is_dense", "is_repeatable", "lengths", "output_shape", "work_key")
-
-    def __init__(self, call: AttentionCall, *, is_repeatable: bool) -> None:
-        self.is_repeatable = is_repeatable
-        self.lengths = call.lengths
-        self.head_dim = call.head_dim
-        self.is_dense = call.q.stride(-1) == call.k.stride(-1) == call.v.stride(-1) == 1
-        self.output_shape = call.output_shape()
-        self.work_key: WorkKey | None = None
-        self.has_work_key = False
-
-
-# Threads may add and clear at once: a form that is made twice is decided twice.
-_forms: dict[tuple[Any, ...], CallForm] = {}
-_MOST_FORMS = 1024
+    call = AttentionCall(q, k, v, heads, mask, attn_precision, bool(skip_reshape), bool(skip_output_reshape), scale)
+    call.enable_gqa, call.low_precision_attention = bool(enable_gqa), low_precision_attention is not False
+    call.unknown = names
+    return call
 
 
 def _heads_of(name: str, tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -347,70 +324,6 @@ def _transposed(
 ARGUMENTS = tuple(
     field.name for field in fields(AttentionCall) if field.name not in ("unknown", "declared", "containers", "_views")
 )
-
-
-def block_of(options: Mapping[str, Any]) -> str | None:
-    """The block that ComfyUI's `transformer_options` name during a call, in words; None where they name none.
-
-    A UNet sets its part and a number as "block", and within it the transformer's "block_index"; other models set
-    "block_index", and most of them "block_type": "single" for blocks that come after "double" ones and count anew.
-    """
-    part, index, kind = options.get("block"), options.get("block_index"), options.get("block_type", "double")
-    try:
-        return _block_in_words(tuple(part[:2]) if isinstance(part, list) else part, index, kind)
-    except TypeError:  # a value that no cache can hold
-        return _block_in_words.__wrapped__(part, index, kind)
-
-
-@lru_cache(maxsize=4096, typed=True)
-def _block_in_words(part: Any, index: Any, kind: Any) -> str | None:
-    words = [] if not isinstance(part, (tuple, list)) else [_plain(entry) for entry in part[:2]]
-    if isinstance(index, int):
-        if not words and kind != "double":
-            words.append(_plain(kind))
-        words.append(f"block {index}")
-    return " ".join(words) or None
-
-
-def is_self_attention(call: AttentionCall, options: Mapping[str, Any], cross_attends: bool = True) -> bool:
-    """Whether q and k come from the same tokens; joint attention of text and video counts as that.
-
-    options: ComfyUI's `transformer_options`. cross_attends: whether the model has cross-attention at all.
-    k may have more tokens than q: of a part of the tokens only q is taken (LTX's guides, HiDream-O1, Wan Animate 2), or
-    those of earlier frames or passes are kept (Wan's autoregressive sampling, HiDream-O1).
-    """
-    q_length, kv_length = call.form.lengths
-    if q_length >= kv_length:
-        return q_length == kv_length
-    if not cross_attends or _is_kept(call.k, options):
-        return True
-    return any(q_length < behind <= kv_length for behind in _tokens_behind(call))
-
-
-def _tokens_behind(call: AttentionCall) -> tuple[int, ...]:
-    """How many tokens the tensor has of which q is a view: by its strides, and by its memory if that is all it holds.
-
-    A batch of one may have lost its stride.
-    """
-    q = call.q
-    per_token = max(q.stride(2 if call.skip_reshape else 1), call.heads * call.head_dim, 1)
-    by_stride = q.stride(0) // per_token
-    if q.shape[0] > 1:
-        return (by_stride,)
-    return by_stride, q.untyped_storage().nbytes() // (q.element_size() * per_token)
-
-
-def _is_kept(k: torch.Tensor, options: Mapping[str, Any]) -> bool:
-    """Whether k is a view of one of the tensors in which autoregressive sampling keeps the keys of earlier frames."""
-    state = options.get("ar_state")
-    caches = state.get("kv_caches", ()) if isinstance(state, dict) else ()
-    kept = (cache.get("k") for cache in caches if isinstance(cache, dict))
-    storage = k.untyped_storage().data_ptr()
-    return any(isinstance(cache, torch.Tensor) and cache.untyped_storage().data_ptr() == storage for cache in kept)
-
-
-def _plain(value: object) -> str:
-    return one_line(str(value)[:_LONGEST_KIND])
 
 
 def comfyui_attention(name: str = "optimized_attention") -> Callable[..., torch.Tensor]:

@@ -12,7 +12,6 @@ import torch
 from ...autotune import store
 from ...autotune.auto_mode import auto_mode, with_mode
 from ...autotune.store import choices_of
-from ...backends.base import Backend
 from ...call.call_site import CallSite
 from ...call.signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature, Routing
 from ...dispatch import registry
@@ -30,17 +29,6 @@ log = logging.getLogger("comfy_sage2")
 
 OFF = Decision(reason="[SA-301] mode is off")
 _FASTER_EXACT = Routing(accelerated_only=True, where_faster=True)
-
-
-class _Chosen(dict[tuple[Hashable, ...], Decision]):
-    """Decisions by the form of a call and what else they depend on: in front of the cache of plans, a smaller key.
-
-    plans: the generation of what was timed, and the backends, for which they hold.
-    """
-
-    def __init__(self, plans: tuple[int, tuple[Backend, ...]]) -> None:
-        super().__init__()
-        self.plans = plans
 
 
 class Dispatcher:
@@ -97,7 +85,9 @@ class Dispatcher:
         self._auto_calls: dict[int, torch.dtype] = {}  # the head_dims of calls in mode auto, for the report
         self._failures = 0  # calls that could not be planned
         self._logged: set[str] = set()  # why
-        self._chosen = _Chosen((-1, ()))
+        # The generation of what was timed and the backends, and the decisions that hold for these. Their key, the form
+        # of a call and what else they depend on, is smaller than that of the cache of plans.
+        self._chosen: tuple[object, dict[tuple[Hashable, ...], Decision]] = (None, {})
         self._outside: list[str | None] = []  # for each step, why the node is not active in it
 
     def begin_sampling(self) -> None:
@@ -127,17 +117,18 @@ class Dispatcher:
         if not call.form.is_repeatable or call.needs_gradient:
             return self._choose(call, site, outside, downgrade)
         plans = store.generation, registry.BACKENDS
-        chosen_by = self._chosen  # read once: another thread may replace it
-        if chosen_by.plans != plans or len(chosen_by) > MOST_PLANS:
-            chosen_by = self._chosen = _Chosen(plans)
+        of_plans, decisions = self._chosen  # read once: another thread may replace it
+        if of_plans != plans or len(decisions) > MOST_PLANS:
+            decisions = {}
+            self._chosen = plans, decisions
         key = call.form, site.is_self, outside, downgrade and downgrade.in_precise
-        chosen = chosen_by.get(key)
-        if chosen is None:
+        decision = decisions.get(key)
+        if decision is None:
             failures = self._failures
-            chosen = self._choose(call, site, outside, downgrade)
+            decision = self._choose(call, site, outside, downgrade)
             if self._failures == failures:  # what failed may succeed
-                chosen_by[key] = chosen
-        return chosen
+                decisions[key] = decision
+        return decision
 
     def _choose(
         self, call: AttentionCall, site: CallSite, outside: str | None, downgrade: Downgrade | None

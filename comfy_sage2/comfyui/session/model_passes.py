@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,20 +16,10 @@ from ...backends import launches
 from ...call.call_site import Layer, indexed_name
 from ...sparsity.choices import ModelChanges
 from ...system.readback import Readback
-from ..adapter.attention_call import AttentionCall, Fallback, Override
 from ..adapter.token_kinds import ONE_KIND, TokenKinds
 
-
-class PassOwner(Protocol):
-    """The session of a node, as a pass knows it.
-
-    previous: the override that was installed before the node's, or None.
-    """
-
-    previous: Override | None
-
-    def attend(self, call: AttentionCall, model_pass: ModelPass, fallback: Fallback) -> torch.Tensor:
-        """The output of `call`, which is one of this pass, or what `fallback` gives."""
+if TYPE_CHECKING:
+    from .session import Session
 
 
 class Schedule:
@@ -99,7 +89,7 @@ class ModelPass:
     The tensors are made before the pass: see `memory`.
     """
 
-    session: PassOwner
+    session: Session
     step: int
     transformer_options: dict[str, Any]
     evaluation: int = 0

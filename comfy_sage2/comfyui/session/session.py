@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
 from ...call.call_site import CallSite, SiteRecord
 from ..adapter import memory, packs
-from ..adapter.attention_call import AttentionCall, Fallback, Override, block_of, is_self_attention
+from ..adapter.attention_call import AttentionCall, Fallback, Override
 from ..adapter.declared_attention import NONE_DECLARED, DeclaredLayers
-from . import guard, model_passes
+from ..adapter.layers import block_of, is_self_attention
+from . import guard, model_passes, quality
 from .dispatcher import Dispatcher
+from .guard import Downgrade
 from .model_passes import ModelPass, Schedule
-from .observers import CallRecorder, Computed, Downgrades, EarlierNodes, Observer, Quality
-from .record import Decision, Record
+from .record import Decision
+from .recorder import Recorder
 from .runner import Runner
 from .timer import NO_TIMER, Timer, start_timer
 
@@ -53,7 +56,7 @@ class Session:
         self.dispatcher = dispatcher
         self.slot = slot
         self.previous = previous
-        self.record = Record()
+        self.record = Recorder()
         self.layers: int | None = None
         self.can_repeat = True
         self.cross_attends = True
@@ -67,8 +70,8 @@ class Session:
         self.publish_status: Callable[[str], None] = lambda text: None
         self._schedule = OUTSIDE
         self._expected_calls = 0  # of a pass: those of the pass before
+        self._follows_node = hasattr(previous, "session")  # another one of this pack
         self._runner = Runner(dispatcher)
-        self._observers = self._wanted_observers()
         self._watcher: tuple[Override, Override] | None = None
         self._sites: dict[str, SiteRecord] = {}  # of this sampling, by name
 
@@ -81,12 +84,11 @@ class Session:
         times_calls: bool = True,
         measures_quality: bool = False,
     ) -> None:
-        """A sampling over these noise levels starts; see the attributes, and those of `Record`."""
+        """A sampling over these noise levels starts; see the attributes, and those of `Recorder`."""
         self._schedule = Schedule(sigmas)
         self.record.begin_sampling(self._schedule.steps, times_calls=times_calls or measures_quality)
         self.dispatcher.begin_sampling()
         self.measures_quality = measures_quality
-        self._observers = self._wanted_observers()
         self.layers = None
         self._sites = {}
         self.can_repeat = can_repeat
@@ -180,31 +182,44 @@ class Session:
             timer.stop()
         if broken or (decision.plan is None and chosen.plan is not None):
             work = None  # computed twice, or a backend tried
-        if self._only_records and decision.plan is not None and not broken:
-            self.record.add(site.layer, site.step, decision, timer, work=work)
-        else:
-            done = Computed(call, site, model_pass, fallback, out, decision, broken, work, timer)
-            for observe in self._observers:
-                observe(done)
+        if broken and self.dispatcher.guard is not None:
+            self.dispatcher.guard.downgrade(self._downgrade(call, site, out, decision, broken))
+        if decision.plan is None:
+            owner = self._previous_owner()
+            if owner is not None:
+                work = None  # the time says nothing about the attention that the model has without nodes
+            by = owner or call.declared
+            decision = decision if by is None else replace(decision, by=by)
+        elif self._follows_node:
+            self._tell_earlier_nodes(model_pass)
+        self.record.add(site.layer, site.step, decision, timer, work=work)
+        if self.measures_quality:
+            warn = self._runner.warn_once
+            if decision.plan is not None:
+                quality.compare(call, out, site, model_pass, self.record, warn)
+            if work is not None and self.previous is None and self.record.lacks_comparison(work):
+                quality.time_comfyui(fallback, work, device, self.record, warn)
         if len(model_pass.calls) == self._expected_calls and model_passes.can_read_back(device):
             model_pass.copy_flag()
         return out
 
-    def _wanted_observers(self) -> tuple[Observer, ...]:
-        """Those of the sampling that begins, in their order."""
-        observers: list[Observer] = []
-        follows_node = hasattr(self.previous, "session")
-        # What a backend has served at once, the observers then only write down.
-        self._only_records = not follows_node and not self.measures_quality
-        if follows_node:
-            observers.append(EarlierNodes(self.previous))
-        if self.dispatcher.guard is not None:
-            observers.append(Downgrades(self.dispatcher.guard, self._fallback_name))
-        observers.append(CallRecorder(self.record, self._previous_owner))
-        if self.measures_quality:
-            is_first = self.previous is None
-            observers.append(Quality(self.record, self._runner.warn_once, times_comfyui=is_first))
-        return tuple(observers)
+    def _tell_earlier_nodes(self, model_pass: ModelPass) -> None:
+        """Earlier nodes never see a call that a backend served here, but number every call alike."""
+        session = getattr(self.previous, "session", None)
+        while session is not None:
+            earlier_pass = model_passes.current(session.slot)
+            if earlier_pass is not None:
+                session.record.layer_of(earlier_pass.count_too(model_pass))
+            session = getattr(session.previous, "session", None)
+
+    def _downgrade(
+        self, call: AttentionCall, site: CallSite, out: torch.Tensor, decision: Decision, broken: Sequence[str]
+    ) -> Downgrade:
+        """What the guard learns of a layer whose output was not finite: `broken` and then `decision` computed it."""
+        again = decision.plan is not None
+        by = decision.label if again else self._previous_owner() or call.declared or guard.FULL_PRECISION
+        is_finite = again or guard.is_finite(out)
+        return Downgrade(site.layer, site.name, site.step, ", then ".join(broken), by, is_finite, in_precise=again)
 
     def _start_timer(self, model_pass: ModelPass, device: torch.device) -> Timer:
         """Start measuring a call on `device`, if it is in the sample of those that a report reads."""
@@ -214,7 +229,7 @@ class Session:
         """Groups calls whose times are comparable. None if no report is connected, or the call fits no backend."""
         if not self.record.times_calls:
             return None
-        work = call.work_key() if chosen.plan is None else chosen.plan.work_key
+        work = call.form.work_key if chosen.plan is None else chosen.plan.work_key
         # Layers whose file asks for another attention are compared with that one.
         return work if call.declared is None or work is None else (work, call.declared)
 
@@ -242,7 +257,7 @@ class Session:
         timer.stop()
         if len(model_pass.calls) == seen:
             name = model_pass.next_call(head_dim, block_of(options or {}), is_self)
-            self.record.add(self.record.layer_numbers[name], model_pass.step, Decision(reason=TAKEN, by=owner), timer)
+            self.record.add(self.record.layer_of(name), model_pass.step, Decision(reason=TAKEN, by=owner), timer)
         return out
 
     def _call_site(self, call: AttentionCall, model_pass: ModelPass, options: Mapping[str, Any]) -> CallSite:
@@ -250,7 +265,7 @@ class Session:
         name = model_pass.next_call(form.head_dim, block_of(options), is_self)
         site = self._sites.get(name)
         if site is None:
-            site = self._sites.setdefault(name, SiteRecord(name, self.record.layer_numbers[name]))
+            site = self._sites.setdefault(name, SiteRecord(name, self.record.layer_of(name)))
         return CallSite(
             site.layer, self.layers, model_pass.step, self._schedule.steps, form.lengths[1], name, is_self, site
         )
@@ -259,9 +274,6 @@ class Session:
         """Who serves the calls that this node leaves, in words; None is ComfyUI's attention."""
         if self.previous is None:
             return None
-        if hasattr(self.previous, "session"):
+        if self._follows_node:
             return "the SageAttention2 node before this one"
         return packs.owner_of(self.previous)
-
-    def _fallback_name(self, call: AttentionCall) -> str:
-        return self._previous_owner() or call.declared or guard.FULL_PRECISION

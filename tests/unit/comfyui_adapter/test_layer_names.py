@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.comfyui.adapter.attention_call import AttentionCall, block_of, is_self_attention
+from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
+from comfy_sage2.comfyui.adapter.layers import block_of, is_self_attention
 from comfy_sage2.comfyui.adapter.pass_options import has_cross_attention, prompts_of, replaces_blocks
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes

@@ -1,0 +1,235 @@
+"""Recording one sampling, from any number of threads: its calls, how long they took, and how close they were."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from statistics import fmean, median
+from typing import NamedTuple
+
+import torch
+
+from ...metrics import Agreement
+from .record import Decision, LayerStep, Sampling, Share, SpeedComparison, Summary
+from .timer import NO_TIMER, Timer
+
+TIMED_STEPS = 6  # of a sampling, or more
+Times = list[tuple[Hashable, float]]  # work and seconds of calls
+
+
+class _Entry(NamedTuple):
+    """One attention call; `work` as in `Recorder.add`."""
+
+    layer: int
+    step: int
+    decision: Decision
+    timer: Timer
+    work: Hashable | None
+
+
+class Recorder:
+    """Records the sampling that runs or ran last; what happens outside of a sampling is not recorded.
+
+    Attributes:
+        times_calls: a report will read how long the calls took. Those of a sample of the steps are timed
+            (`times_step`), as that costs the host as much as all else.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reset(1, times_calls=True)
+
+    def _reset(self, steps: int, *, times_calls: bool) -> None:
+        self.times_calls = times_calls
+        self._steps = steps
+        self._timed_every = max(steps // TIMED_STEPS, 1)  # of so many steps one is timed
+        self._runs = False
+        self._sampling = Sampling.NONE
+        self._layers: dict[str, int] = {}
+        self._entries: list[_Entry] = []
+        # The first `_counted` entries by their work, and whether ComfyUI's attention served them.
+        self._calls: Counter[tuple[Hashable, bool]] = Counter()
+        self._counted = 0
+        self._comparisons: list[tuple[Hashable, Timer]] = []
+        self._agreement: dict[LayerStep, list[torch.Tensor]] = {}
+        # Of each pass its attention calls, and whose patch was in the place of blocks.
+        self._passes: list[tuple[int, str | None]] = []
+        self._whole: Timer | None = None
+        self._devices: set[Hashable] = set()
+
+    def begin_sampling(self, steps: int, *, times_calls: bool = True) -> None:
+        """Forget everything: a sampling of `steps` steps begins."""
+        with self._lock:
+            self._reset(steps, times_calls=times_calls)
+            self._runs, self._sampling = True, Sampling.RUNNING
+
+    def begin_pass(self, timer: Timer, device: Hashable = None) -> None:
+        """A pass on `device` starts; `timer` measures the whole sampling unless an earlier pass brought one."""
+        with self._lock:
+            if self._runs:
+                self._devices.add(device)
+                self._whole = self._whole or timer
+
+    def end_pass(self, calls: int, blocks_by: str | None = None) -> None:
+        """A pass with so many attention calls is through. blocks_by: whose patch was in the place of blocks."""
+        with self._lock:
+            if self._runs:
+                self._passes.append((calls, blocks_by))
+
+    def end_sampling(self, *, completed: bool = True) -> None:
+        """Stop the measurement of the whole sampling; not `completed`: it failed or was interrupted."""
+        with self._lock:
+            self._runs = False
+            self._sampling = Sampling.COMPLETE if completed else Sampling.STOPPED
+            if self._whole is not None:
+                self._whole.stop()
+
+    def layer_of(self, name: str) -> int:
+        """The number of the call's name, from 0, in the order in which the names of a sampling first came."""
+        with self._lock:
+            return self._layers.setdefault(name, len(self._layers))
+
+    def times_step(self, step: int) -> bool:
+        """Whether the calls of `step` are timed: of a long sampling two steps in a row of several, of a short one all.
+
+        Two, as sparse calls choose their blocks in every second step, which takes longer.
+        """
+        return self.times_calls and step % (2 * self._timed_every) < 2
+
+    def add(self, layer: int, step: int, decision: Decision, timer: Timer, *, work: Hashable | None = None) -> None:
+        """Add one attention call whose `timer` is stopped, or NO_TIMER.
+
+        work: equal for calls that are equal work; None for a call whose time cannot be compared.
+        """
+        if self._runs:
+            self._entries.append(_Entry(layer, step, decision, timer, work))
+
+    def add_agreement(self, layer: int, step: int, agreement: torch.Tensor) -> None:
+        """Add the agreement with full precision, as `metrics.compare` gives it, of a call's output."""
+        with self._lock:
+            if self._runs:
+                self._agreement.setdefault((layer, step), []).append(agreement)
+
+    def lacks_comparison(self, work: Hashable) -> bool:
+        """Whether backends have served two such calls and ComfyUI's attention none: the moment to time it."""
+        with self._lock:
+            for entry in self._entries[self._counted :]:
+                self._calls[entry.work, entry.decision.backend is None] += 1
+                self._counted += 1
+            return self._calls[work, False] == 2 and not self._calls[work, True]
+
+    def add_comparison(self, work: Hashable, timer: Timer) -> None:
+        """`timer` measured ComfyUI's attention on a call of this work that a backend served."""
+        with self._lock:
+            if self._runs:
+                self._comparisons.append((work, timer))
+
+    def summary(self) -> Summary:
+        """The record as plain data; waits for the device."""
+        with self._lock:
+            entries, comparisons, passes = list(self._entries), list(self._comparisons), tuple(self._passes)
+            agreement = {cell: list(measured) for cell, measured in self._agreement.items()}
+            whole, devices, names = self._whole, max(len(self._devices), 1), tuple(self._layers)
+            steps, sampling, timed = self._steps, self._sampling, self.times_calls
+        seconds: defaultdict[Decision, float] = defaultdict(float)
+        served: Times = []
+        comfyui: Times = [(work, timer.seconds()) for work, timer in comparisons]
+        by_skip: defaultdict[tuple[int, bool], Times] = defaultdict(list)
+        of_each = _elapsed(entries)
+        for (layer, _, decision, _, work), elapsed in zip(entries, of_each, strict=True):
+            if elapsed is None:
+                continue
+            seconds[decision] += elapsed
+            if work is not None and decision.backend is None:
+                comfyui.append((work, elapsed))
+            elif work is not None:
+                served.append((work, elapsed))
+                by_skip[layer, decision.skips].append((work, elapsed))
+        calls = Counter(entry.decision for entry in entries)
+        shares = [Share(decision, count, seconds[decision]) for decision, count in calls.items()]
+        shares.sort(key=lambda share: (share.decision.backend is None, -share.calls))
+        skipped = {
+            layer: _compared(times, by_skip.get((layer, False), []), devices)
+            for (layer, skips), times in sorted(by_skip.items())
+            if skips
+        }
+        return Summary(
+            steps=steps,
+            layers=1 + max((entry.layer for entry in entries), default=-1),
+            seconds=0.0 if whole is None else whole.seconds(),
+            shares=tuple(shares),
+            cells={(entry.layer, entry.step): entry.decision for entry in entries},
+            agreement=_averages(agreement),
+            names=names,
+            passes=len(passes),
+            silent_passes=sum(not count for count, _ in passes),
+            fewer_calls=_fewer_calls(passes),
+            speed=_compared(served, comfyui, devices),
+            skip_speeds={layer: speed for layer, speed in skipped.items() if speed is not None},
+            devices=devices,
+            sampling=sampling,
+            timed=timed,
+            timed_calls=sum(entry.timer is not NO_TIMER for entry in entries),
+            calls_without_time=of_each.count(None),
+        )
+
+
+def _elapsed(entries: Sequence[_Entry]) -> list[float | None]:
+    """The seconds of each call: of one that was not timed, the mean of those of equal work and decision; None without.
+
+    Those of its own layer count, if there are any: how many blocks a sparse call computes depends on the layer.
+    """
+    timed: defaultdict[Hashable, list[float]] = defaultdict(list)
+    seconds = [None if entry.timer is NO_TIMER else entry.timer.seconds() for entry in entries]
+    for entry, elapsed in zip(entries, seconds, strict=True):
+        if elapsed is not None:
+            timed[entry.decision, entry.work].append(elapsed)
+            timed[entry.decision, entry.work, entry.layer].append(elapsed)
+    usual = {key: fmean(values) for key, values in timed.items()}
+    for place, entry in enumerate(entries):
+        if seconds[place] is None:
+            of_all = usual.get((entry.decision, entry.work))
+            seconds[place] = usual.get((entry.decision, entry.work, entry.layer), of_all)
+    return seconds
+
+
+def _fewer_calls(passes: Sequence[tuple[int, str | None]]) -> dict[str, tuple[int, int]]:
+    """`Summary.fewer_calls`, from the calls and the owner of patched blocks of each pass."""
+    most = max((calls for calls, _ in passes), default=0)
+    by_owner: dict[str, tuple[int, int]] = {}
+    for calls, owner in passes:
+        if owner is not None and (calls < most or not calls):
+            owners_passes, fewer = by_owner.get(owner, (0, 0))
+            by_owner[owner] = owners_passes + 1, fewer + most - calls
+    return by_owner
+
+
+def _averages(measured: Mapping[LayerStep, Sequence[torch.Tensor]]) -> dict[LayerStep, Agreement]:
+    """LayerStep -> the average of what was measured there; reads the values of each device at once."""
+    by_device: defaultdict[torch.device, list[tuple[int, torch.Tensor]]] = defaultdict(list)
+    for number, agreements in enumerate(measured.values()):
+        for agreement in agreements:
+            by_device[agreement.device].append((number, agreement))
+    sums = torch.zeros(len(measured), 3, dtype=torch.float64)
+    for entries in by_device.values():
+        numbers, values = zip(*entries, strict=True)
+        sums.index_add_(0, torch.tensor(numbers), torch.stack(values).to("cpu", torch.float64))
+    counts = torch.tensor([len(agreements) for agreements in measured.values()])
+    return {cell: Agreement(*row) for cell, row in zip(measured, (sums / counts[:, None]).tolist(), strict=True)}
+
+
+def _compared(times: Times, times_otherwise: Times, devices: int) -> SpeedComparison | None:
+    """Compare total times over the work that was measured both ways; None if there is none.
+
+    The other way's time for a work is the median of its calls: a first call that loads a kernel counts little.
+    """
+    by_work: defaultdict[Hashable, list[float]] = defaultdict(list)
+    for work, seconds in times_otherwise:
+        by_work[work].append(seconds)
+    usual = {work: median(measured) for work, measured in by_work.items()}
+    both = [(seconds, usual[work]) for work, seconds in times if work in usual]
+    if not both:
+        return None
+    mine, otherwise = map(sum, zip(*both, strict=True))
+    return SpeedComparison(len(both), otherwise / devices, mine / devices)

@@ -30,6 +30,14 @@ class BoundCall(ABC):
 
     takes_reshaped = False
 
+    @property
+    def scratch_bytes(self) -> tuple[int, int] | None:
+        """What a call takes at its peak beside q, k, v and the output: `run`, and one that begins by `prequantize`.
+
+        The latter may be less than nothing. None where that is not known.
+        """
+        return None
+
     @abstractmethod
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
         """Compute the attention; inputs are never written to.

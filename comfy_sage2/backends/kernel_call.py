@@ -40,6 +40,11 @@ class KernelCall(BoundCall):
         self.takes_reshaped = self._lse_shape is None and not any(self._unreadable) and self.out_shape[3] == head_dim
         self._launches[self._unreadable] = self._make(self._unreadable)
 
+    @property
+    def scratch_bytes(self) -> tuple[int, int]:
+        launches = self._launches[self._unreadable]
+        return launches.workspace_bytes, launches.released_bytes
+
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
         """As `BoundCall.run`; ValueError from a module that refuses the call after all."""
         launches, q, k, v = self._readable(q, k, v)
@@ -74,9 +79,9 @@ class KernelCall(BoundCall):
     ) -> Prequantized | None:
         """As `BoundCall.prequantize`; None for a call that takes less memory in parts, the last of which reads last."""
         in_parts, q, k, v = self._readable(q, k, v)
-        launches = in_parts.released
-        if launches is None:
+        if in_parts.released_bytes > in_parts.workspace_bytes:
             return None
+        launches = in_parts.whole
         lse = None if self._lse_shape is None else q.new_empty(self._lse_shape, dtype=torch.float32)
         workspace = torch.empty(launches.workspace_bytes, dtype=torch.uint8, device=q.device)
         addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr())

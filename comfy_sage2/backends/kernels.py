@@ -162,6 +162,10 @@ class _Untested(BoundCall):
         self._backend, self._call, self._signature = backend, call, signature
         self.takes_reshaped = call.takes_reshaped
 
+    @property
+    def scratch_bytes(self) -> tuple[int, int]:
+        return self._call.scratch_bytes
+
     def run(self, *tensors: Any) -> Result:
         return self._tested().run(*tensors)
 

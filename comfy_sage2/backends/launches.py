@@ -61,18 +61,22 @@ class Launches:
         return smaller if smaller.workspace_bytes < self.workspace_bytes else None
 
     @cached_property
-    def released(self) -> Launches | None:
-        """The call in one part, where quantizing all of q, k and v and letting go of them takes the least memory.
+    def whole(self) -> Launches:
+        """The call in one part."""
+        if len(self.parts) == 1:
+            return self
+        return Launches(self._module, self._signature, self._views, sys.maxsize)
 
-        None where small parts take less, although q, k and v are held beside the output.
+    @cached_property
+    def released_bytes(self) -> int:
+        """Memory beside q, k, v and the output at the peak of a call that lets go of q, k and v once it has them.
+
+        It may be less than nothing.
         """
-        call = self._signature
-        whole = self if len(self.parts) == 1 else Launches(self._module, call, self._views, sys.maxsize)
-        reads = whole.parts[0].plan.attention_reads
-        out = call.q.nbytes
+        call, reads = self._signature, self.whole.parts[0].plan.attention_reads
         forms = {"q": call.q, "k": call.k, "v": call.v}
         let_go = sum(form.nbytes for name, form in forms.items() if name not in reads)
-        return whole if whole.workspace_bytes + max(out - let_go, 0) <= out + self.workspace_bytes else None
+        return self.whole.workspace_bytes - min(call.q.nbytes, let_go)  # the output is as large as q
 
     def with_workspace(self, q: torch.Tensor) -> tuple[Launches, torch.Tensor]:
         """These launches and scratch memory on q's device, or those of smaller parts where it has no room for that.

@@ -45,7 +45,7 @@ class CallPlan:
         run_reshaped: as of `BoundCall`; None where the backend has none.
     """
 
-    __slots__ = ("backend", "options", "prequantize", "reason", "run", "run_reshaped", "signature", "work_key")
+    __slots__ = ("_call", "backend", "options", "prequantize", "reason", "run", "run_reshaped", "signature", "work_key")
 
     def __init__(self, signature: CallSignature, backend: Backend, reason: str | None = None) -> None:
         """`backend` has no reason against `signature`."""
@@ -54,10 +54,24 @@ class CallPlan:
         self.backend = backend
         self.reason = reason
         self.work_key: WorkKey = signature.work_key
-        call = hidden_keys.bind(backend, self.signature)
+        call = self._call = hidden_keys.bind(backend, self.signature)
         self.run = call.run
         self.prequantize = call.prequantize
         self.run_reshaped = call.run_reshaped if call.takes_reshaped else None
+
+    @property
+    def plain_bytes(self) -> int:
+        """Of q, k, v and the output, which torch's attention has in memory at its peak."""
+        call = self.signature
+        return 2 * call.q.nbytes + call.k.nbytes + call.v.nbytes
+
+    def peak_bytes(self, *, released: bool = False) -> int | None:
+        """Memory of a call at its peak, with q, k, v and the output; None where the backend does not tell.
+
+        released: of one that begins by `prequantize`.
+        """
+        scratch = self._call.scratch_bytes
+        return None if scratch is None else self.plain_bytes + scratch[released]
 
 
 @dataclass(frozen=True, eq=False)

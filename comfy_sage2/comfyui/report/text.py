@@ -156,7 +156,7 @@ def session_report(session: Session, prompt: str | None = None, *, wants_quality
     lines += session.dispatcher.reasoning()
     lines += _served(summary) + _fallbacks(summary) + _guarded(session.dispatcher.guard)
     lines += _skipped(session.dispatcher.sparsity, summary)
-    lines += _time_lines(summary, base_of(session)) + _agreement(summary, session.declared.label)
+    lines += _time_lines(summary, base_of(session)) + _memory(summary) + _agreement(summary, session.declared.label)
     if wants_quality and not session.measures_quality:
         lines.append(NOT_MEASURED)
     return "\n".join(lines)
@@ -296,6 +296,15 @@ def _time_lines(summary: Summary, base: str = FULL_PRECISION) -> list[str]:
             f"makes the sampling more than {times(1.0 / (1.0 - share))} faster."
         )
     return lines
+
+
+def _memory(summary: Summary) -> list[str]:
+    if summary.peak is None:
+        return []
+    peak, plain = (f"{size / 2**20:,.0f} MiB" for size in summary.peak)
+    return [
+        f"VRAM of the largest attention call, with its q, k, v and output: {peak}; ComfyUI's default takes {plain}."
+    ]
 
 
 def _agreement(summary: Summary, declared: str = "") -> list[str]:

@@ -42,6 +42,7 @@ class Decision:
     by: who served a call that no backend did, in words: another node or pack, or what the model's file asks for; None
         is ComfyUI's attention.
     skips: the backend skipped key blocks.
+    releases: q, k and v were let go of before the output was made.
     """
 
     backend: str | None = None
@@ -50,6 +51,7 @@ class Decision:
     by: str | None = None
     skips: bool = False
     is_peer: bool = False
+    releases: bool = field(default=False, compare=False)
     plan: CallPlan | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -130,6 +132,8 @@ class Summary:
         timed_calls: how many. The others count as the mean of those of equal work and decision.
         calls_without_time: of these others, those like which none was timed; no seconds have them in.
         skip_speeds: layer -> its calls that skipped key blocks beside those that computed all, where there were both.
+        peak: of the largest call of a backend, by its sizes: bytes of its q, k, v, output and scratch memory, and those
+            of ComfyUI's default. None where no backend tells them.
     """
 
     steps: int
@@ -149,6 +153,7 @@ class Summary:
     timed_calls: int = 0
     calls_without_time: int = 0
     skip_speeds: Mapping[int, SpeedComparison] = field(default_factory=dict)
+    peak: tuple[int, int] | None = None
 
     def layer_name(self, layer: int) -> str:
         """As `call_site.Layer` has it."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
 import torch
 
+from ...dispatch.plan import CallPlan
 from ...metrics import Agreement
 from .record import Decision, LayerStep, Sampling, Share, SpeedComparison, Summary
 from .timer import NO_TIMER, Timer
@@ -172,6 +173,7 @@ class Recorder:
             timed=timed,
             timed_calls=sum(entry.timer is not NO_TIMER for entry in entries),
             calls_without_time=of_each.count(None),
+            peak=_peak({(entry.decision.plan, entry.decision.releases) for entry in entries}),
         )
 
 
@@ -192,6 +194,12 @@ def _elapsed(entries: Sequence[_Entry]) -> list[float | None]:
             of_all = usual.get((entry.decision, entry.work))
             seconds[place] = usual.get((entry.decision, entry.work, entry.layer), of_all)
     return seconds
+
+
+def _peak(calls: Iterable[tuple[CallPlan | None, bool]]) -> tuple[int, int] | None:
+    """`Summary.peak`, from the plans of the calls, and whether they let go of q, k and v."""
+    peaks = ((plan.peak_bytes(released=releases), plan.plain_bytes) for plan, releases in calls if plan is not None)
+    return max(((peak, plain) for peak, plain in peaks if peak is not None), default=None)
 
 
 def _fewer_calls(passes: Sequence[tuple[int, str | None]]) -> dict[str, tuple[int, int]]:

@@ -117,7 +117,7 @@ class Runner:
                     form = call.form
                     call.release()
                     call.empty_containers()
-                    return attend()[0].reshape(form.output_shape), decision
+                    return attend()[0].reshape(form.output_shape), replace(decision, releases=True)
             if plan.run_reshaped is not None and call.form.is_dense:
                 out = plan.run_reshaped(call.q, call.k, call.v, optional, call.form.output_shape)
             else:

@@ -60,6 +60,8 @@ def reference_result(
 class TensorBackend(Backend):
     """The base of backends of tests: `run` computes calls of (B, H, N, D) tensors, and `prepare` begins them."""
 
+    scratch_bytes: tuple[int, int] | None = None
+
     def run(self, q: Any, k: Any, v: Any, signature: CallSignature, optional: OptionalTensors = NO_TENSORS) -> Any:
         raise NotImplementedError
 
@@ -74,6 +76,10 @@ class _TensorCall(BoundTensors):
     def __init__(self, backend: TensorBackend, signature: CallSignature) -> None:
         super().__init__(signature)
         self.backend = backend
+
+    @property
+    def scratch_bytes(self) -> tuple[int, int] | None:
+        return self.backend.scratch_bytes
 
     def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Any:
         return self.backend.run(q, k, v, self._signature, optional)

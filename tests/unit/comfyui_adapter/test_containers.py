@@ -12,6 +12,7 @@ from comfy_sage2 import attention
 from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.dispatch import registry
@@ -132,6 +133,7 @@ class InTwoSteps(TensorBackend):
     """The reference, of whose two steps the second needs none of q, k and v; counts the calls in one step."""
 
     name = "reference"
+    scratch_bytes = (3 << 20, -1 << 20)
 
     def __init__(self) -> None:
         self.whole = 0
@@ -170,6 +172,19 @@ class TestInTwoSteps:
         backend.alive, backend.whole = [weakref.ref(tensor) for tensor in tensors], 0
         del tensors
         assert torch.equal(attend(session_with(), containers), expected) and backend.whole == 0
+
+    def test_the_report_says_what_they_saved(self, backend: InTwoSteps) -> None:
+        """q, k, v and the output have 1 MiB each."""
+        texts = []
+        for contained in (False, True):
+            session, tensors = session_with(), tuple(torch.randn(1, 1 << 11, 128) for _ in range(3))
+            if contained:
+                attend(session, [Container(tensor) for tensor in tensors])
+            else:
+                call(session, *tensors, 2)
+            (line,) = (line for line in report([session]).splitlines() if line.startswith("VRAM"))
+            texts.append(line.partition(": ")[2])
+        assert texts == ["7 MiB; ComfyUI's default takes 4 MiB.", "3 MiB; ComfyUI's default takes 4 MiB."]
 
     def test_nobody_can_compute_again_what_fails_then(self, backend: InTwoSteps) -> None:
         backend.fails = True

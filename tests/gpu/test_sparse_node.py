@@ -44,7 +44,7 @@ def sampled(session: Session, tensors: list[torch.Tensor]) -> list[torch.Tensor]
     """The output of each step of a sampling."""
     options: dict[str, Any] = {"_inside_attn_wrapper": True, "transformer_options": {}}
     override, outs = make_override(session), []
-    session.begin_sampling([1.0 - step / STEPS for step in range(STEPS + 1)])
+    session.begin_sampling([1.0 - step / STEPS for step in range(STEPS + 1)], times_calls=False)
     for step in range(STEPS):
         model_pass = session.begin_pass(1.0 - step / STEPS, tensors[0].device, {})
         with torch.no_grad(), model_passes.running(0, model_pass):

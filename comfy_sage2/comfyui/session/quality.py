@@ -8,13 +8,13 @@ import torch
 
 from ... import metrics
 from ...call.call_site import CallSite
+from ...text import error_text
 from ..adapter import memory
 from ..adapter.attention_call import AttentionCall, Fallback
 from .model_passes import ModelPass
 from .recorder import Recorder
 from .timer import start_timer
 
-_NO_MEMORY = "the GPU has too little free memory to "
 # At most this many heads and query rows of each are compared: 8 x 256 rows cost little beside a long video's attention.
 HEADS = 8
 ROWS = 256
@@ -54,19 +54,28 @@ def compare(
             agreement = measure(*tensors, scale=call.scale, mask=call.mask_4d())
             record.add_agreement(site.layer, site.step, model_pass.keep(agreement))
     except torch.cuda.OutOfMemoryError:  # the sampling itself has what it needs
-        warn(f"{_NO_MEMORY}compare every call with full precision. The report leaves these calls out")
+        warn(
+            "the GPU has too little free memory to compare every call with full precision. The report leaves these "
+            "calls out"
+        )
 
 
 def time_comfyui(
-    fallback: Fallback, work: Hashable, device: torch.device, record: Recorder, warn: Callable[[str], None]
+    call: AttentionCall, fallback: Fallback, work: Hashable, record: Recorder, warn: Callable[[str], None]
 ) -> None:
-    """Record how long ComfyUI's attention takes for work that only backends have served so far."""
-    timer = start_timer(device)
+    """Record how long ComfyUI's attention takes for `call`, which a backend is about to serve.
+
+    It takes no more memory than without this node, as its output is gone before the backend begins.
+    """
+    tensors = [container.tensor for container in call.containers]
+    timer = start_timer(call.q.device)
     try:
         with memory.unrecorded():
             fallback()
-    except torch.cuda.OutOfMemoryError:
-        warn(f"{_NO_MEMORY}time ComfyUI's attention. The report may lack the comparison with it")
-        return
-    timer.stop()
-    record.add_comparison(work, timer)
+        timer.stop()
+        record.add_comparison(work, timer)
+    except RuntimeError as error:  # such as too little memory: the backend may do with less
+        warn(f"ComfyUI's attention could not be timed for the report: {error_text(error)}")
+    finally:
+        for container, tensor in zip(call.containers, tensors, strict=True):
+            container.tensor = tensor

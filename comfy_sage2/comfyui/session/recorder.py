@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean, median_low
 from typing import NamedTuple
 
 import torch
@@ -49,9 +49,7 @@ class Recorder:
         self._sampling = Sampling.NONE
         self._layers: dict[str, int] = {}
         self._entries: list[_Entry] = []
-        # The first `_counted` entries by their work, and whether ComfyUI's attention served them.
-        self._calls: Counter[tuple[Hashable, bool]] = Counter()
-        self._counted = 0
+        self._calls: Counter[Hashable] = Counter()  # of each work, that a backend was to serve
         self._comparisons: list[tuple[Hashable, Timer]] = []
         self._agreement: dict[LayerStep, list[torch.Tensor]] = {}
         # Of each pass its attention calls, and whose patch was in the place of blocks.
@@ -112,16 +110,18 @@ class Recorder:
             if self._runs:
                 self._agreement.setdefault((layer, step), []).append(agreement)
 
-    def lacks_comparison(self, work: Hashable) -> bool:
-        """Whether backends have served two such calls and ComfyUI's attention none: the moment to time it."""
-        with self._lock:
-            for entry in self._entries[self._counted :]:
-                self._calls[entry.work, entry.decision.backend is None] += 1
-                self._counted += 1
-            return self._calls[work, False] == 2 and not self._calls[work, True]
+    def wants_comparison(self, work: Hashable) -> bool:
+        """Count a call of `work` for a backend; whether ComfyUI's attention is to be timed on it, too.
+
+        That is so for two of them. The first one loads what it needs, which takes longer.
+        """
+        if not self._runs:
+            return False
+        self._calls[work] += 1
+        return self._calls[work] in (2, 3)
 
     def add_comparison(self, work: Hashable, timer: Timer) -> None:
-        """`timer` measured ComfyUI's attention on a call of this work that a backend served."""
+        """`timer` measured ComfyUI's attention on a call of this work that a backend serves."""
         with self._lock:
             if self._runs:
                 self._comparisons.append((work, timer))
@@ -230,12 +230,12 @@ def _averages(measured: Mapping[LayerStep, Sequence[torch.Tensor]]) -> dict[Laye
 def _compared(times: Times, times_otherwise: Times, devices: int) -> SpeedComparison | None:
     """Compare total times over the work that was measured both ways; None if there is none.
 
-    The other way's time for a work is the median of its calls: a first call that loads a kernel counts little.
+    The other way's time for a work is the lower median of its calls: a first call that loads a kernel does not count.
     """
     by_work: defaultdict[Hashable, list[float]] = defaultdict(list)
     for work, seconds in times_otherwise:
         by_work[work].append(seconds)
-    usual = {work: median(measured) for work, measured in by_work.items()}
+    usual = {work: median_low(measured) for work, measured in by_work.items()}
     both = [(seconds, usual[work]) for work, seconds in times if work in usual]
     if not both:
         return None

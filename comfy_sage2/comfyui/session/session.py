@@ -166,7 +166,10 @@ class Session:
         chosen, rotations, rotated_heads = self.dispatcher.choose(call, site), self.dispatcher.rotations, None
         if rotations is not None:
             chosen, rotated_heads = rotations.decided(chosen, site)
-        work, timer = self._work_of(call, chosen), self._start_timer(model_pass, device)
+        work = self._work_of(call, chosen)
+        if work is not None and chosen.plan is not None and self._wants_comparison(work, device):
+            quality.time_comfyui(call, fallback, work, self.record, self._runner.warn_once)
+        timer = self._start_timer(model_pass, device)
         out, decision, broken = self._runner.run(
             call,
             chosen,
@@ -193,12 +196,8 @@ class Session:
         elif self._follows_node:
             self._tell_earlier_nodes(model_pass)
         self.record.add(site.layer, site.step, decision, timer, work=work)
-        if self.measures_quality:
-            warn = self._runner.warn_once
-            if decision.plan is not None:
-                quality.compare(call, out, site, model_pass, self.record, warn)
-            if work is not None and self.previous is None and self.record.lacks_comparison(work):
-                quality.time_comfyui(fallback, work, device, self.record, warn)
+        if self.measures_quality and decision.plan is not None:
+            quality.compare(call, out, site, model_pass, self.record, self._runner.warn_once)
         if len(model_pass.calls) == self._expected_calls and model_passes.can_read_back(device):
             model_pass.copy_flag()
         return out
@@ -220,6 +219,10 @@ class Session:
         by = decision.label if again else self._previous_owner() or call.declared or guard.FULL_PRECISION
         is_finite = again or guard.is_finite(out)
         return Downgrade(site.layer, site.name, site.step, ", then ".join(broken), by, is_finite, in_precise=again)
+
+    def _wants_comparison(self, work: Hashable, device: torch.device) -> bool:
+        """Whether to time ComfyUI's attention on this call; what an earlier node takes is not its time."""
+        return self.previous is None and self.record.wants_comparison(work) and model_passes.can_read_back(device)
 
     def _start_timer(self, model_pass: ModelPass, device: torch.device) -> Timer:
         """Start measuring a call on `device`, if it is in the sample of those that a report reads."""

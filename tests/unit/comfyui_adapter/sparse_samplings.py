@@ -40,8 +40,8 @@ def focused(seed: int, tokens: int = TOKENS, batch: int = 1, beside: int = 0) ->
 class SparseSession(Session):
     """A session with `sparse`, and samplings of STEPS steps with it."""
 
-    def begin(self) -> None:
-        self.begin_sampling([sigma(step) for step in range(STEPS + 1)])
+    def begin(self, *, times_calls: bool = True) -> None:
+        self.begin_sampling([sigma(step) for step in range(STEPS + 1)], times_calls=times_calls)
 
     def run(
         self,

@@ -111,7 +111,8 @@ def test_what_a_backend_tried_in_vain_is_not_comfyuis_time(monkeypatch: pytest.M
     call(session, *qkv(), 2)
     serve_by(monkeypatch, full)
     call(session, *qkv(), 2)
-    assert session.record.summary().calls == 2 and session.record.summary().speed is None
+    summary = session.record.summary()
+    assert summary.calls == 2 and summary.speed is not None and summary.speed.calls == 1
 
 
 def test_out_of_memory_is_comfyuis_business(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,8 +273,10 @@ def test_quality_is_measured_per_layer_and_step_and_autocast_does_not_blur_it() 
     assert agreements[1] == agreements[0]
 
 
-def test_measuring_times_comfyui_once_for_each_form() -> None:
-    session = session_with(measures_quality=True)
+@pytest.mark.parametrize("measures_quality", [False, True])
+def test_a_report_times_comfyui_twice_for_each_form(measures_quality: bool) -> None:
+    """So that it knows the speed whether or not it measures closeness."""
+    session = session_with(measures_quality=measures_quality)
     asked = []
 
     def counting(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -282,7 +285,7 @@ def test_measuring_times_comfyui_once_for_each_form() -> None:
 
     for length in (64, 32, 64, 64, 32, 64, 32):
         call(session, *qkv(length), 2, func=counting)
-    assert asked == [64, 32]
+    assert asked == [64, 64, 32, 32]
     speed = session.record.summary().speed
     assert speed is not None and speed.calls == 7
     assert session.record.summary().calls == 7

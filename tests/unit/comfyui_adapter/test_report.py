@@ -133,7 +133,7 @@ def timed(comfyui: tuple[float, ...], sample: float | None = None) -> Session:
     session.record.begin_pass(Watch(10.0))
     for layer in range(4):
         session.record.add(layer, 0, BY_KERNEL, Watch(1.0), work=("long",))
-        if sample is not None and session.record.lacks_comparison(("long",)):
+        if sample is not None and session.record.wants_comparison(("long",)):
             session.record.add_comparison(("long",), Watch(sample))
     for seconds in comfyui:
         session.record.add(4, 0, Decision(reason="first step"), Watch(seconds), work=("long",))

@@ -193,7 +193,7 @@ def test_inputs_in_containers_are_kept_until_their_blocks_are_chosen(
     monkeypatch.setattr(registry.get("reference"), "least_skipped", lambda mode: least_skipped)
     session, tensors = sparse(dense_percent=0.0), focused(14)
     override = make_override(session)
-    session.begin()
+    session.begin(times_calls=False)
     for step in range(2):
         containers = [Container(tensor) for tensor in tensors]
         with model_passes.running(0, session.begin_pass(sigma(step), CPU, {})):

@@ -82,8 +82,8 @@ plan.run(*values.values())
 plan.run(**values)
 plan.run(*list(values.values())[:6], **dict(list(values.items())[6:]))
 """)
-    first, *others = binding.calls("cuLaunchKernelEx")
-    assert " stream 96 " in first and others == [first, first]
+    first, *later = binding.calls("cuLaunchKernelEx")
+    assert " stream 96 " in first and later == [first, first]
 
 
 def test_operands_that_a_phase_does_not_use_may_be_anything(binding: Binding) -> None:
@@ -138,9 +138,9 @@ spec = spec_from_file_location("other._C", {str(host / MODULE)!r})
 module = module_from_spec(spec)
 spec.loader.exec_module(module)
 for build in {builds}:
-    others = module.Kernels(**json.loads(build))
-    plans.append(others.plan(**call))
-    attempt(others.plan, **{{**call, "mode": 7}})
+    module_kernels = module.Kernels(**json.loads(build))
+    plans.append(module_kernels.plan(**call))
+    attempt(module_kernels.plan, **{{**call, "mode": 7}})
     attempt(plans[-1].run, **{{**ADDRESSES, "q": 0}})
     attempt(type(plans[0]).run, plans[-1])
 print([repr(plan).split()[0] for plan in plans])

@@ -52,7 +52,7 @@ def test_the_images_have_the_kernels_of_the_table_and_no_others(
 
 def test_device_sources_include_what_nvrtc_has() -> None:
     """The wheels' compiler has CUDA's headers, and no standard library: nvcc alone would not say so."""
-    found = set()
+    headers = set()
     for path in (*kernel_table.CSRC.glob("*/*.cu"), *kernel_table.CSRC.glob("*/*.cuh")):
-        found |= set(re.findall(r"#include <(.*)>", path.read_text()))
-    assert found == {"cuda_bf16.h", "cuda_fp16.h"}
+        headers |= set(re.findall(r"#include <(.*)>", path.read_text()))
+    assert headers == {"cuda_bf16.h", "cuda_fp16.h"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import random
 from typing import Any
 
@@ -33,13 +34,13 @@ def kernels_order(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> c
 def calls(fresh_seed: int) -> list[Call]:
     """Lengths of queries and keys, mostly of the same tokens, in whole or ragged tiles; and whether it is causal."""
     random.seed(fresh_seed)
-    found = []
+    drawn = []
     for _ in range(CALLS):
         q_length, kv_length = (
             random.choice([random.randint(1, 2000), BLOCK_TOKENS * random.randint(1, 12)]) for _ in "qk"
         )
-        found.append((q_length, q_length if random.random() < 0.7 else kv_length, random.random() < 0.4))
-    return found
+        drawn.append((q_length, q_length if random.random() < 0.7 else kv_length, random.random() < 0.4))
+    return drawn
 
 
 def hopper_order(library: ctypes.CDLL, rows: int, step: int, call: Call, work_tile: int) -> list[int]:
@@ -90,12 +91,12 @@ def test_three_warpgroups_take_the_tile_at_their_middle_second(kernels_order: ct
             assert sorted(order) == list(range(len(order)))
             tiles = list(dict.fromkeys(place // 2 for place in order))  # of 128 keys, which stay together
             assert [place // 2 for place in order] == sorted((place // 2 for place in order), key=tiles.index)
-            others = sorted(tiles, reverse=True)
+            wanted = sorted(tiles, reverse=True)
             middle = (work_tile * rows + rows // 2) // BLOCK_TOKENS
-            if not causal and q_length == kv_length and middle in others[1:]:
-                others.remove(middle)
-                others.insert(1, middle)
-            assert tiles == others
+            if not causal and q_length == kv_length and middle in wanted[1:]:
+                wanted.remove(middle)
+                wanted.insert(1, middle)
+            assert tiles == wanted
 
 
 def test_mma_goes_as_the_reference(kernels_order: ctypes.CDLL, calls: list[Call]) -> None:
@@ -117,7 +118,7 @@ def random_lists(blocks: int, tiles: int) -> tuple[list[set[int]], Any]:
         entries = chosen + [random.choice([-1, tiles, *chosen]) for _ in range(random.randint(0, tiles - len(chosen)))]
         random.shuffle(entries)
         lists.append([len(entries), *entries, *[31000] * (tiles - len(entries))])
-    return live, (ctypes.c_short * (blocks * (1 + tiles)))(*(entry for one in lists for entry in one))
+    return live, (ctypes.c_short * (blocks * (1 + tiles)))(*itertools.chain(*lists))
 
 
 @pytest.mark.parametrize("linked", [False, True], ids=["Hopper", "mma"])

@@ -49,8 +49,8 @@ def test_a_newer_version_is_not_hidden_by_what_an_earlier_one_unpacked(tmp_path:
     for version in ("1.0", "2.0"):
         install(tmp_path, {OTHERS[0]: b"another", OWN: native_module(version)})
         for _ in range(2):  # unpacked, and found
-            found, path = shown(tmp_path)
-            assert found == version and path.name == OWN and path.is_relative_to(tmp_path / PACKAGE)
+            loaded, path = shown(tmp_path)
+            assert loaded == version and path.name == OWN and path.is_relative_to(tmp_path / PACKAGE)
         paths.append(path)
     assert paths[0] != paths[1]
     paths[1].write_bytes(b"damaged")

@@ -29,8 +29,8 @@ def _names(file: str) -> tuple[set[str], set[str], set[str]]:
 
 
 def test_the_host_package_offers_what_the_module_defines() -> None:
-    found = re.finditer(r'\bmodule\.attr\("(\w+)"|\(module, "(\w+)"', BINDING)
-    defined = {match[1] or match[2] for match in found}
+    matches = re.finditer(r'\bmodule\.attr\("(\w+)"|\(module, "(\w+)"', BINDING)
+    defined = {match[1] or match[2] for match in matches}
     assert {"Kernels", "Plan", "abi_version"} <= defined
     imported, _, listed = _names("host.py")
     assert imported == defined and listed == defined | {"load", "version_of"}

@@ -126,12 +126,12 @@ def differences(wanted: list[str], launches: list[str]) -> list[str]:
 
 def random_calls(count: int) -> list[calls.Call]:
     """Calls of all kinds, mostly such as kernels can run."""
-    found = []
+    drawn = []
     for _ in range(count):
         kv_heads = random.choice((1, 2, 3))
         block_mask = random.choice((None, None, "own", "shared"))
         rotate, by_head = random.choice(((False, False), (True, False), (True, True)))
-        found.append(
+        drawn.append(
             calls.description(
                 batch=random.randint(1, 3), kv_heads=kv_heads, q_heads=kv_heads * random.randint(1, 3),
                 q_length=random.randint(1, 3000), kv_length=random.choice((random.randint(1, 6000), 128 * 7)),
@@ -143,7 +143,7 @@ def random_calls(count: int) -> list[calls.Call]:
                 pv_accumulator=random.choice((32, 32, 16)),
             )
         )  # fmt: skip
-    return found
+    return drawn
 
 
 def test_the_launches_are_those_of_the_release(
@@ -157,8 +157,8 @@ def test_the_launches_are_those_of_the_release(
 ) -> None:
     random.seed(fresh_seed)
     path = tmp_path / "calls.json"
-    found = calls.all_descriptions() + random_calls(RANDOM_CALLS)
-    path.write_text(json.dumps(found))
+    descriptions = calls.all_descriptions() + random_calls(RANDOM_CALLS)
+    path.write_text(json.dumps(descriptions))
     wanted_outcomes, wanted = run(released.folder, ENQUEUE, str(path))
     outcomes, launches = run(made, ENQUEUE, str(path))
     assert len(wanted) > 3000
@@ -176,7 +176,7 @@ AGAIN = """
 def addresses(turn):
     names = ("Q", "K", "V", "OUT", "WORKSPACE")
     return [getattr(calls, name) + 0x100000 * (turn + 1) * (index + 1) for index, name in enumerate(names)]
-def others(operands, turn):
+def operands_of_turn(operands, turn):
     return {name: address + 0x1000 * turn for name, address in operands.items()}
 for signature, operands in calls.all_descriptions()[::7]:
     try:
@@ -184,7 +184,7 @@ for signature, operands in calls.all_descriptions()[::7]:
     except ValueError:
         continue
     for turn in (0, 1, 2, 0):
-        %s.run(*addresses(turn), calls.STREAM + turn, **others(operands, turn))
+        %s.run(*addresses(turn), calls.STREAM + turn, **operands_of_turn(operands, turn))
 """
 
 
@@ -192,8 +192,8 @@ for signature, operands in calls.all_descriptions()[::7]:
 def test_a_plan_that_ran_launches_what_a_fresh_one_does(made: Path, run: Run, driver: str) -> None:
     """At other addresses and on other streams, whether or not the driver can replace the address of a tensor map."""
     _, expected = run(made, AGAIN % "module.plan(**signature)")
-    _, found = run(made, AGAIN % "plan", driver=driver)
-    assert len(expected) > 500 and found == expected
+    _, launches = run(made, AGAIN % "plan", driver=driver)
+    assert len(expected) > 500 and launches == expected
 
 
 THREADS = """

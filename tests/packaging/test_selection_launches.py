@@ -59,8 +59,8 @@ def read(line: str) -> tuple[str, int, Any]:
     """The kernel, how many blocks its grid has, and its parameters by name."""
     name = line.split()[1]
     kind = next(kind for prefix, kind in KINDS.items() if name.startswith(prefix))
-    blocks, *others = map(int, line.partition(" grid ")[2].split()[0].split(","))
-    assert others == [1, 1]
+    blocks, *other_axes = map(int, line.partition(" grid ")[2].split()[0].split(","))
+    assert other_axes == [1, 1]
     values = kind.from_buffer_copy(bytes.fromhex(line.partition(" parameters ")[2]))
     assert getattr(values, "padding", 0) == 0
     return name, blocks, values

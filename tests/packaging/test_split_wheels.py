@@ -89,9 +89,9 @@ def test_a_wheel_of_images_names_the_host_as_its_requirement(wheels: dict[str, P
     }  # fmt: skip
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
-    (found,) = importlib.metadata.distributions(path=[str(tmp_path / "site")])
-    assert (found.name, found.version, found.requires) == ("comfy-sage2-sm90", "1.2.3", ["comfy-sage2-host<2,>=1"])
-    assert found.metadata["Summary"].endswith("Hopper (H100, H200)") and found.read_text("licenses/LICENSE")
+    (made,) = importlib.metadata.distributions(path=[str(tmp_path / "site")])
+    assert (made.name, made.version, made.requires) == ("comfy-sage2-sm90", "1.2.3", ["comfy-sage2-host<2,>=1"])
+    assert made.metadata["Summary"].endswith("Hopper (H100, H200)") and made.read_text("licenses/LICENSE")
 
 
 def test_the_record_holds_the_hash_of_every_file(wheels: dict[str, Path]) -> None:

@@ -63,8 +63,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("architecture", "image", "kernel", "bars"), BARS, ids=lambda value: str(value)[:40])
 def test_tensor_instructions(architecture: str, image: str, kernel: str, bars: dict[str, int], folder: Path) -> None:
     body = machine_code(architecture, image, folder).split(f".text.attention_{kernel}:")[1].split("\n.text.")[0]
-    found = Counter(re.findall(r"\b((?:IMMA|QMMA|HMMA)\.[\w.]+)", body))
-    found = Counter({name.removesuffix(".SAT"): count for name, count in found.items()})
-    assert found.keys() == bars.keys()
+    instructions = Counter(re.findall(r"\b((?:IMMA|QMMA|HMMA)\.[\w.]+)", body))
+    instructions = Counter({name.removesuffix(".SAT"): count for name, count in instructions.items()})
+    assert instructions.keys() == bars.keys()
     for name, count in bars.items():
-        assert found[name] in (count, 2 * count), name
+        assert instructions[name] in (count, 2 * count), name

@@ -145,8 +145,8 @@ def test_what_launches_are_made_by_is_the_launch_interface(sources: Path, file: 
     path.write_text(path.read_text() + "// a comment\n\n")
     assert {family: kernel_table.launch_interface(family) for family in before} == before
     path.write_text(path.read_text() + "int added;\n")
-    found = {family for family, interface in before.items() if kernel_table.launch_interface(family) != interface}
-    assert found == changed
+    differing = {family for family, interface in before.items() if kernel_table.launch_interface(family) != interface}
+    assert differing == changed
 
 
 def _wheel(path: Path, content: str, compression: int = zipfile.ZIP_STORED) -> Path:

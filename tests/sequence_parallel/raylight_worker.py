@@ -134,8 +134,8 @@ class Raylight:
 
     def _of_workers(self, function: Any) -> list[Any]:
         asked = [worker.model_function_runner_get_values.remote(function) for worker in self.actors["workers"]]
-        found: list[Any] = self.ray.get(asked)
-        return found
+        answers: list[Any] = self.ray.get(asked)
+        return answers
 
 
 @contextmanager
@@ -167,9 +167,9 @@ def main() -> None:
     with ray_ended(), torch.inference_mode():
         sampling = sampler(arguments.model, arguments.attention)
         latent = sampling.sample(text, torch.zeros(1, 16, *arguments.latent))
-        found = {"seconds": sampling.seconds(), "served": sampling.served()}
+        figures = {"seconds": sampling.seconds(), "served": sampling.served()}
     save_file({"latent": latent.float().cpu().contiguous()}, arguments.out / f"{arguments.attention}.safetensors")
-    (arguments.out / f"{arguments.attention}.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    (arguments.out / f"{arguments.attention}.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

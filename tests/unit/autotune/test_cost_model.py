@@ -166,7 +166,7 @@ def seconds_in_tiles(candidate: Candidate, work: Work) -> float:
     return start * 1e-6 + waves * (beside * 1e-6 + products) + moved * (0.5 if cached else 1.0)
 
 
-@pytest.mark.parametrize("candidate", TILES, ids=lambda one: one.backend)
+@pytest.mark.parametrize("candidate", TILES, ids=lambda candidate: candidate.backend)
 @pytest.mark.parametrize("sizes", [(8, 3072), (24, 3072), (8, 1536), (24, 1536), (20, 2048)], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_tiles_that_leave_multiprocessors_idle(candidate: Candidate, sizes: tuple[int, int], head_dim: int) -> None:
@@ -194,10 +194,10 @@ def test_tiles_that_leave_multiprocessors_idle(candidate: Candidate, sizes: tupl
 )
 def test_the_host_counts(host: dict[Candidate, float], faster: Candidate | None, is_lost: bool) -> None:
     work = WORKS[3]
-    found = TunedChoices(Times({(EIGHT, work): 1.6e-4, (CUDNN, work): 2e-4}, 0.0, host=host))
-    assert found.is_faster(EIGHT, CUDNN, work) == (faster == EIGHT)
-    assert found.is_faster(CUDNN, EIGHT, work) == (faster == CUDNN)
-    assert found.is_lost_on_the_host(EIGHT, CUDNN, work) == is_lost
+    tuned = TunedChoices(Times({(EIGHT, work): 1.6e-4, (CUDNN, work): 2e-4}, 0.0, host=host))
+    assert tuned.is_faster(EIGHT, CUDNN, work) == (faster == EIGHT)
+    assert tuned.is_faster(CUDNN, EIGHT, work) == (faster == CUDNN)
+    assert tuned.is_lost_on_the_host(EIGHT, CUDNN, work) == is_lost
 
 
 EIGHT_ROTATED = Candidate("sm89", "8b", rotate=True, pv="fp8")

@@ -42,16 +42,16 @@ def loud(tokens: int = 64, batch: int = 1) -> Tensors:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    found: Calls = []
+    served: Calls = []
 
     def attention(*tensors: torch.Tensor, options: AttentionOptions, **given: Any) -> torch.Tensor:
         out = reference_attention(*tensors, options=options, **given)
         heads = given.get("rotated_heads")
-        found.append((options.rotate, None if heads is None else heads.flatten().tolist()))
+        served.append((options.rotate, None if heads is None else heads.flatten().tolist()))
         return out
 
     serve_by(monkeypatch, attention)
-    return found
+    return served
 
 
 def run_pass(session: Session, sigma: float, *layers: Tensors) -> list[torch.Tensor]:

@@ -78,7 +78,7 @@ def worst_channel(out: torch.Tensor, expected: torch.Tensor) -> float:
     return _worst(out, expected, 2, 3)
 
 
-def _worst(out: torch.Tensor, expected: torch.Tensor, summed: int, others: int) -> float:
+def _worst(out: torch.Tensor, expected: torch.Tensor, summed: int, averaged: int) -> float:
     error = (out.double() - expected.double()).abs().sum(summed, keepdim=True)
     size = expected.double().abs().sum(summed, keepdim=True)
-    return float((error / torch.maximum(size, size.mean(others, keepdim=True))).nan_to_num(torch.inf).max())
+    return float((error / torch.maximum(size, size.mean(averaged, keepdim=True))).nan_to_num(torch.inf).max())

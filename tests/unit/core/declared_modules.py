@@ -10,12 +10,12 @@ from tools import kernel_table
 
 def declared_module(architecture: str) -> SimpleNamespace:
     """A stand-in for the module of `architecture`."""
-    found = kernel_table.read(architecture)
+    declared = kernel_table.read(architecture)
     return SimpleNamespace(
         architecture=architecture,
         version=f"{loader.ABI_VERSIONS[-1]}.0.0",
         abi_version=loader.ABI_VERSIONS[-1],
-        modes=found.modes,
-        pv_formats=found.pv_formats,
-        pv_accumulators=found.pv_accumulators,
+        modes=declared.modes,
+        pv_formats=declared.pv_formats,
+        pv_accumulators=declared.pv_accumulators,
     )

@@ -13,10 +13,10 @@ from comfy_sage2.metrics import Agreement, average, compare
 
 
 def test_known_vectors() -> None:
-    found = Agreement.of(torch.tensor([3.0, 0.0]), torch.tensor([[3.0, 4.0]]))
-    assert found.cosine == pytest.approx(0.6)
-    assert found.relative_l1 == pytest.approx(4 / 7)
-    assert found.rmse == pytest.approx(math.sqrt(8))
+    agreement = Agreement.of(torch.tensor([3.0, 0.0]), torch.tensor([[3.0, 4.0]]))
+    assert agreement.cosine == pytest.approx(0.6)
+    assert agreement.relative_l1 == pytest.approx(4 / 7)
+    assert agreement.rmse == pytest.approx(math.sqrt(8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -26,9 +26,9 @@ def test_random_tensors_of_any_dtype(dtype: torch.dtype, precision: torch.dtype)
     out = (exact + 0.1 * torch.randn_like(exact)).to(dtype)
     wanted = [cosine(out, exact), relative_l1(out, exact), rmse(out, exact)]
     with torch.autocast("cpu", torch.bfloat16):
-        found = compare(out, exact, precision)
-    assert found.dtype == precision
-    torch.testing.assert_close(found, torch.tensor(wanted, dtype=precision), rtol=1e-4, atol=0)
+        figures = compare(out, exact, precision)
+    assert figures.dtype == precision
+    torch.testing.assert_close(figures, torch.tensor(wanted, dtype=precision), rtol=1e-4, atol=0)
 
 
 def test_zeros() -> None:
@@ -42,8 +42,8 @@ def test_nothing_that_is_not_finite_looks_good() -> None:
     exact = torch.randn(8)
     out = exact.clone()
     out[3] = math.nan
-    found = Agreement.of(out, exact)
-    assert all(map(math.isnan, (found.cosine, found.relative_l1, found.rmse)))
+    agreement = Agreement.of(out, exact)
+    assert all(map(math.isnan, (agreement.cosine, agreement.relative_l1, agreement.rmse)))
 
 
 def test_average_of_each_measure() -> None:

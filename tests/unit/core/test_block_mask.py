@@ -18,7 +18,7 @@ def noted(lists: BlockMask) -> int:
     return int(flag)
 
 
-def one(*entries: int, block_mask: int = 4) -> BlockMask:
+def lists_of_one_block(*entries: int, block_mask: int = 4) -> BlockMask:
     """The lists of one block of queries: the count, then blocks; the rest is -1."""
     return BlockMask(torch.tensor([[[[*entries, *[-1] * (1 + block_mask - len(entries))]]]], dtype=torch.int16))
 
@@ -62,14 +62,14 @@ def test_what_lies_behind_the_count_is_not_read() -> None:
 @pytest.mark.parametrize(
     ("lists", "active", "message"),
     [
-        (one(5, 0, 1, 2, 3), [0, 1, 2, 3], "entry 0 is the count 5, expected 0 to 4"),
-        (one(-1, 0, 1, 2, 3), [], "entry 0 is the count -1, expected 0 to 4"),
-        (one(32767, 2), [2], "entry 0 is the count 32767, expected 0 to 4"),
-        (one(2, 1, 4), [1], "entry 2 is block 4, expected 0 to 3"),
-        (one(3, 1, -1, 2), [1, 2], "entry 2 is block -1, expected 0 to 3"),
-        (one(2, -32768, 32767), [], "entry 1 is block -32768, expected 0 to 3"),
-        (one(4, 2, 0, 3, 0), [0, 2, 3], "entry 4 is block 0 a second time, expected each block once"),
-        (one(3, 1, 1, 1), [1], "entry 2 is block 1 a second time"),
+        (lists_of_one_block(5, 0, 1, 2, 3), [0, 1, 2, 3], "entry 0 is the count 5, expected 0 to 4"),
+        (lists_of_one_block(-1, 0, 1, 2, 3), [], "entry 0 is the count -1, expected 0 to 4"),
+        (lists_of_one_block(32767, 2), [2], "entry 0 is the count 32767, expected 0 to 4"),
+        (lists_of_one_block(2, 1, 4), [1], "entry 2 is block 4, expected 0 to 3"),
+        (lists_of_one_block(3, 1, -1, 2), [1, 2], "entry 2 is block -1, expected 0 to 3"),
+        (lists_of_one_block(2, -32768, 32767), [], "entry 1 is block -32768, expected 0 to 3"),
+        (lists_of_one_block(4, 2, 0, 3, 0), [0, 2, 3], "entry 4 is block 0 a second time, expected each block once"),
+        (lists_of_one_block(3, 1, 1, 1), [1], "entry 2 is block 1 a second time"),
     ],
     ids=str,
 )

@@ -20,15 +20,15 @@ FIELDS = {
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A stand-in for a module in "module", and what its plans were made of and run with."""
-    found: dict[str, Any] = {}
+    told: dict[str, Any] = {}
 
     def plan(**fields: Any) -> SimpleNamespace:
-        found["fields"] = fields
-        return SimpleNamespace(workspace_bytes=8, run=lambda *addresses: found.update(addresses=addresses))
+        told["fields"] = fields
+        return SimpleNamespace(workspace_bytes=8, run=lambda *addresses: told.update(addresses=addresses))
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
-    found["module"] = SimpleNamespace(block_score_plan=plan, pooled_tail_plan=plan)
-    return found
+    told["module"] = SimpleNamespace(block_score_plan=plan, pooled_tail_plan=plan)
+    return told
 
 
 def heads_last(heads: int, length: int) -> torch.Tensor:

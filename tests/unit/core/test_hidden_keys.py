@@ -130,8 +130,8 @@ def test_a_row_of_the_lowest_number_alone_attends_to_keys_that_others_do_not(is_
         mask[7] = lowest
     v[:, :, :50] += 5.0
     expected, _ = oracle(q, k, v, attn_mask=mask, is_causal=is_causal)
-    found = comfy_sage2.attention(q, k, v, attn_mask=mask, is_causal=is_causal)
-    assert relative_l1(found[:, :, :50], expected[:, :, :50]) < 0.1
+    out = comfy_sage2.attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+    assert relative_l1(out[:, :, :50], expected[:, :, :50]) < 0.1
 
 
 @each_mode

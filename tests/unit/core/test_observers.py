@@ -171,7 +171,7 @@ def test_a_negative_view_has_its_values_in_memory(monkeypatch: pytest.MonkeyPatc
     """The imaginary part of a conjugate shares the memory of its negative: a kernel would read that."""
     seen = []
 
-    def compute(call: ReferenceCall, q: torch.Tensor, *others: Any) -> Any:
+    def compute(call: ReferenceCall, q: torch.Tensor, *k_and_v: Any) -> Any:
         seen.append(q.is_neg())
         return q.clone(), None
 

@@ -187,11 +187,11 @@ def test_lacking_memory_is_no_failure_of_the_package() -> None:
 
 
 def module(monkeypatch: pytest.MonkeyPatch, name: str, **contents: Any) -> ModuleType:
-    found = ModuleType(name)
-    found.__file__ = f"/elsewhere/{name}/__init__.py"
-    vars(found).update(contents)
-    monkeypatch.setitem(sys.modules, name, found)
-    return found
+    module = ModuleType(name)
+    module.__file__ = f"/elsewhere/{name}/__init__.py"
+    vars(module).update(contents)
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
 
 
 def test_comfy_kitchen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,12 +201,12 @@ def test_comfy_kitchen(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append((tuple(q.shape), scale, attn_mask))
         return torch.add(q, 1)
 
-    found = module(
+    kitchen = module(
         monkeypatch, "comfy_kitchen", int8_attention=int8_attention, int8_attention_is_available=lambda: True
     )
     assert peers._kitchen().prequantize is None  # of versions before 0.2.31
-    found.prequantize_int8_attention = lambda *arguments, **options: (arguments, options)  # type: ignore[attr-defined]
-    found.int8_attention_from_prequantized = lambda held: int8_attention(*held[0], **held[1])  # type: ignore[attr-defined]
+    kitchen.prequantize_int8_attention = lambda *arguments, **options: (arguments, options)  # type: ignore[attr-defined]
+    kitchen.int8_attention_from_prequantized = lambda held: int8_attention(*held[0], **held[1])  # type: ignore[attr-defined]
     peer = Peer("peer", "other", peers._kitchen)
     tensors, mask = inputs("BNHD"), torch.ones(1, 1, 1, 20, dtype=torch.bool)
     bound = call(peer, tensors, OptionalTensors(mask), layout="BNHD", scale=0.5)
@@ -214,7 +214,7 @@ def test_comfy_kitchen(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = bound.prequantize(*tensors, OptionalTensors(mask))
     assert torch.equal(out, tensors[0] + 1) and torch.equal(begun()[0], out)
     assert seen == [((2, 3, 20, 16), 0.5, mask)] * 2
-    found.int8_attention_is_available = lambda: False  # type: ignore[attr-defined]
+    kitchen.int8_attention_is_available = lambda: False  # type: ignore[attr-defined]
     reason = Peer("peer", "other", peers._kitchen).availability()
     assert reason is not None and reason.endswith("comfy-kitchen has no INT8 attention for this GPU")
 

@@ -52,9 +52,9 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         """peers: factors of 8b's times, whose error is 0.04; error: theirs; host: seconds."""
         times, errors = made_up_gpu(slower), {(EIGHT_HALF, 128): (0.04,), (EIGHT, 128): (0.04,)}
         for name, factor in (peers or {}).items():
-            one = Candidate(name, PEER)
-            times |= {(one, work): factor * made_up_gpu()[EIGHT_HALF, work] for work in WORKS}
-            errors[one, 128] = (error,)
+            candidate = Candidate(name, PEER)
+            times |= {(candidate, work): factor * made_up_gpu()[EIGHT_HALF, work] for work in WORKS}
+            errors[candidate, 128] = (error,)
         store.keep(0, TunedChoices(Times(times, 0.0, errors, host or {})))
 
     yield keep
@@ -62,14 +62,14 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 
 def accumulator(mode: str = "8b") -> str:
-    found: CallPlan = planned(plan(on_gpu(AttentionOptions(mode, pv_accumulator="auto"))))
-    return found.options.pv_accumulator
+    chosen: CallPlan = planned(plan(on_gpu(AttentionOptions(mode, pv_accumulator="auto"))))
+    return chosen.options.pv_accumulator
 
 
 def server(options: AttentionOptions, **changes: Any) -> str:
     """The name of the backend that serves a call where an exact attention may be faster."""
-    found: CallPlan = planned(plan(on_gpu(options, where_faster=True, **changes)))
-    return found.backend.name
+    chosen: CallPlan = planned(plan(on_gpu(options, where_faster=True, **changes)))
+    return chosen.backend.name
 
 
 HALF = AttentionOptions(pv_accumulator="fp16", rotate="off")
@@ -91,10 +91,10 @@ class TestTimes:
         options = AttentionOptions(smooth_v=True, is_causal=True, layout="BHND", pv_accumulator="auto", rotate="off")
         assert server(options) == "sm89"  # nothing is known
         timed({CUDNN: 0.2})
-        found = planned(plan(on_gpu(options, where_faster=True)))
-        assert found.backend.name == "torch-cudnn" and found.reason == plan_module.EXACT_IS_FASTER
-        assert found.options == AttentionOptions(EXACT, is_causal=True)
-        assert found.signature.options.mode == EXACT
+        chosen = planned(plan(on_gpu(options, where_faster=True)))
+        assert chosen.backend.name == "torch-cudnn" and chosen.reason == plan_module.EXACT_IS_FASTER
+        assert chosen.options == AttentionOptions(EXACT, is_causal=True)
+        assert chosen.signature.options.mode == EXACT
         plain = planned(plan(on_gpu(options)))
         assert plain.backend.name == "sm89" and plain.reason is None  # nobody asked for the fastest
         timed({FLASH: 0.2})
@@ -111,8 +111,8 @@ class TestTimes:
         timed({})
         monkeypatch.setattr(TunedChoices, "is_faster", lambda *arguments: True)
         options = AttentionOptions(rotate="on", pv_accumulator="auto", pv="fp8")
-        found = planned(plan(on_gpu(options, where_faster=True)))
-        assert found.reason == plan_module.EXACT_IS_FASTER and found.options == AttentionOptions(EXACT)
+        chosen = planned(plan(on_gpu(options, where_faster=True)))
+        assert chosen.reason == plan_module.EXACT_IS_FASTER and chosen.options == AttentionOptions(EXACT)
 
     def test_calls_that_were_not_timed(self, timed: Callable[..., None]) -> None:
         timed({CUDNN: 0.2})
@@ -126,8 +126,8 @@ class TestTimes:
         timed({})
         assert planned(plan(asked)).backend.name == "sm89"
         timed({OWN: 0.2})
-        found = plan(asked)
-        assert isinstance(found, Refusal) and found.reason == plan_module.TORCHS_IS_FASTER
+        chosen = plan(asked)
+        assert isinstance(chosen, Refusal) and chosen.reason == plan_module.TORCHS_IS_FASTER
         for other in (on_gpu(HALF, where_faster=True), on_gpu(HALF, own_is_torchs=True)):
             assert planned(plan(other)).backend.name == "sm89"
         timed({OWN: 0.2, CUDNN: 0.2})  # not by more than the noise
@@ -163,9 +163,9 @@ class TestTimes:
     ) -> None:
         asked = on_gpu(HALF, where_faster=where_faster, peers=rule)
         timed({}, {"kitchen": 0.8, "sage": 0.9}, error)
-        found = planned(plan(asked))
-        assert found.backend.name == served
-        assert found.reason is None if code is None else (found.reason or "").startswith(code)
+        chosen = planned(plan(asked))
+        assert chosen.backend.name == served
+        assert chosen.reason is None if code is None else (chosen.reason or "").startswith(code)
         timed({}, {"kitchen": 0.99, "sage": 1.1}, error)  # no faster than the noise
         assert planned(plan(asked)).reason is None and planned(plan(asked)).backend.name == "sm89"
 
@@ -181,14 +181,14 @@ class TestTimes:
         """What is to be beaten is what serves without them."""
         asked = on_gpu(HALF, where_faster=True, peers=NO_LESS_EXACT)
         timed({CUDNN: 0.2}, {"kitchen": 0.8})
-        found = planned(plan(asked))
-        assert found.backend.name == "torch-cudnn" and found.reason == plan_module.EXACT_IS_FASTER
+        chosen = planned(plan(asked))
+        assert chosen.backend.name == "torch-cudnn" and chosen.reason == plan_module.EXACT_IS_FASTER
         timed({CUDNN: 0.2}, {"kitchen": 0.01})
         assert planned(plan(asked)).backend.name == "kitchen"
         timed({CUDNN: 0.2}, {"kitchen": 0.01}, error=0.1)
-        found = planned(plan(asked))
-        assert found.backend.name == "torch-cudnn" and found.reason is not None
-        assert found.reason.startswith(f"{plan_module.EXACT_IS_FASTER}; [SA-320] kitchen, less exact")
+        chosen = planned(plan(asked))
+        assert chosen.backend.name == "torch-cudnn" and chosen.reason is not None
+        assert chosen.reason.startswith(f"{plan_module.EXACT_IS_FASTER}; [SA-320] kitchen, less exact")
 
     def test_no_package_takes_exact_calls(self, timed: Callable[..., None]) -> None:
         timed({}, {"kitchen": 0.01})
@@ -213,8 +213,8 @@ class TestTimes:
         exact = on_gpu(AttentionOptions(EXACT), where_faster=True)
         assert refused(plan(exact)).reason == plan_module.OWN_IS_FASTER
         timed({OWN: 2.0})
-        found = planned(plan(exact))
-        assert found.backend.name == "torch-cudnn" and found.reason is None
+        chosen = planned(plan(exact))
+        assert chosen.backend.name == "torch-cudnn" and chosen.reason is None
         timed({OWN: 0.5})
         refusal = refused(plan(exact))
         assert (refusal.error, refusal.text) == (UnsupportedError, plan_module.OWN_IS_FASTER)

@@ -39,18 +39,18 @@ IN_16_BITS = {**IN_FP16, "v_format": FP32, "p_maximum": 64.0, "accumulator": ACC
     ids=["nothing", "fp8", "fp16 sums", "int8", "mxfp8", "fp16"],
 )
 def test_products_of_p_and_v(mode: str, chosen: dict[str, str], wanted: dict[str, Any]) -> None:
-    found = ReferenceOptions.of(AttentionOptions(mode, **chosen))  # type: ignore[arg-type]
-    assert {name: getattr(found, name) for name in wanted} == wanted
-    assert (found.qk_format, found.smooth_q) == ((INT8, False) if mode == "8b" else (INT4, True))
+    numerics = ReferenceOptions.of(AttentionOptions(mode, **chosen))  # type: ignore[arg-type]
+    assert {name: getattr(numerics, name) for name in wanted} == wanted
+    assert (numerics.qk_format, numerics.smooth_q) == ((INT8, False) if mode == "8b" else (INT4, True))
 
 
 @pytest.mark.parametrize(("mode", "pv"), [("8b", "fp16"), ("4b", "fp16"), ("precise", "auto"), ("precise", "fp16")])
 def test_fp16_sums_of_fp16_products(mode: str, pv: str) -> None:
-    found = ReferenceOptions.of(AttentionOptions(mode, pv=pv, pv_accumulator="fp16"))
+    numerics = ReferenceOptions.of(AttentionOptions(mode, pv=pv, pv_accumulator="fp16"))
     wanted = {**IN_FP16, "v_maximum": 2.25, "v_powers_of_two": mode == "precise"}
     del wanted["accumulator"]
-    assert {name: getattr(found, name) for name in wanted} == wanted
-    assert found.accumulator.keys_per_instruction == 16 and found.accumulator != ACCUMULATE_FP32
+    assert {name: getattr(numerics, name) for name in wanted} == wanted
+    assert numerics.accumulator.keys_per_instruction == 16 and numerics.accumulator != ACCUMULATE_FP32
 
 
 @pytest.mark.parametrize("pv", ["auto", "fp16"])
@@ -61,19 +61,19 @@ def test_fp16_sums_of_fp16_products(mode: str, pv: str) -> None:
 )
 def test_precise_keeps_v(pv: str, dtype: torch.dtype, p_format: object) -> None:
     options = AttentionOptions("precise", pv=pv, pv_accumulator="fp32", smooth_v=True)
-    found = ReferenceOptions.of(options, dtype=dtype)
+    numerics = ReferenceOptions.of(options, dtype=dtype)
     wanted = {**IN_16_BITS, "p_format": p_format, "smooth_v": False, "qk_format": INT8, "smooth_q": False}
-    assert {name: getattr(found, name) for name in wanted} == wanted
+    assert {name: getattr(numerics, name) for name in wanted} == wanted
 
 
 @pytest.mark.parametrize("mode", ["8b", "4b", "precise"])
 @pytest.mark.parametrize(("rotate", "rotates"), [("off", False), ("on", True), ("auto", None)])
 def test_rotation_of_all_heads_and_of_one(mode: str, rotate: str, rotates: bool | None) -> None:
-    found = ReferenceOptions.of(AttentionOptions(mode, rotate=rotate), groups=ADA)
-    assert found.rotate is rotates and found.smooth_k and found.groups == ADA != replace(ADA, q="token")
-    plain, rotated = found.of_heads(rotated=False), found.of_heads(rotated=True)
+    numerics = ReferenceOptions.of(AttentionOptions(mode, rotate=rotate), groups=ADA)
+    assert numerics.rotate is rotates and numerics.smooth_k and numerics.groups == ADA != replace(ADA, q="token")
+    plain, rotated = numerics.of_heads(rotated=False), numerics.of_heads(rotated=True)
     assert plain.rotate is False and rotated.rotate is True
-    assert (plain.qk_format, plain.groups) == (found.qk_format, ADA)
+    assert (plain.qk_format, plain.groups) == (numerics.qk_format, ADA)
     if mode == "4b":
         assert rotated.qk_format == INT4_CLIPPED and rotated.groups.q == "token"
         assert rotated.groups.k == ADA.k
@@ -82,7 +82,7 @@ def test_rotation_of_all_heads_and_of_one(mode: str, rotate: str, rotates: bool 
 
 
 def test_the_defaults_are_the_papers() -> None:
-    found = ReferenceOptions()
-    assert (found.qk_format, found.groups, found.accumulator) == (INT8, ADA, ACCUMULATE_FP22)
-    assert (found.smooth_q, found.smooth_k, found.smooth_v, found.rotate) == (False, True, False, False)
-    assert found.two_level and not found.sum_quantized_p
+    numerics = ReferenceOptions()
+    assert (numerics.qk_format, numerics.groups, numerics.accumulator) == (INT8, ADA, ACCUMULATE_FP22)
+    assert (numerics.smooth_q, numerics.smooth_k, numerics.smooth_v, numerics.rotate) == (False, True, False, False)
+    assert numerics.two_level and not numerics.sum_quantized_p

@@ -83,10 +83,10 @@ def ratio(vector: torch.Tensor, formats: tuple[NumberFormat, NumberFormat]) -> f
 
 def vector_of(wanted: float, formats: tuple[NumberFormat, NumberFormat]) -> torch.Tensor:
     """A vector for which `ratio` is nearly `wanted`: one channel louder and louder until it is."""
-    found = torch.linspace(0.5, 1.0, 64) * (torch.arange(64) % 3 - 1.0)
-    while ratio(found, formats) > wanted:
-        found[0] = found[0] * 1.001 if found[0] else 0.5
-    return found
+    vector = torch.linspace(0.5, 1.0, 64) * (torch.arange(64) % 3 - 1.0)
+    while ratio(vector, formats) > wanted:
+        vector[0] = vector[0] * 1.001 if vector[0] else 0.5
+    return vector
 
 
 @pytest.mark.parametrize(("formats", "margin"), [((INT8, INT8), 0.85), ((INT4, INT4_CLIPPED), 1.27)], ids=["8b", "4b"])
@@ -113,10 +113,10 @@ def naive_gain(q: torch.Tensor, k: torch.Tensor) -> float:
                 parts = [[first + 8 * i + 2 * (group % 4) + j for i in range(8) for j in range(2)]]
             for part in parts:
                 tokens += part
-                for found, values in zip(squares, (x, turned), strict=True):
-                    found.append(float(values[part].abs().max() / 127) ** 2)
+                for of_way, values in zip(squares, (x, turned), strict=True):
+                    of_way.append(float(values[part].abs().max() / 127) ** 2)
         energy.append(float(x[tokens].square().sum(1).mean()))
-        scales.append([sum(found) / len(found) for found in squares])
+        scales.append([sum(of_way) / len(of_way) for of_way in squares])
     plain, turned = (energy[0] * scales[1][i] + energy[1] * scales[0][i] for i in range(2))
     return turned / plain
 

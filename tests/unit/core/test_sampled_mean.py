@@ -63,6 +63,6 @@ def test_calls_have_the_kernels_mean_and_the_paper_its_own() -> None:
     q, k, v = (torch.randn(1, 1, 500, 32) for _ in range(3))
     of_call = ReferenceOptions.of(AttentionOptions())
     for options, wanted in ((of_call, k[:, :, sampled_tokens(500)]), (ReferenceOptions(), k)):
-        found = prepare(q, k, v, options).k_mean
-        assert found is not None
-        torch.testing.assert_close(found, wanted.mean(dim=2, keepdim=True))
+        k_mean = prepare(q, k, v, options).k_mean
+        assert k_mean is not None
+        torch.testing.assert_close(k_mean, wanted.mean(dim=2, keepdim=True))

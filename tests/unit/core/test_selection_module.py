@@ -24,17 +24,17 @@ MODULE: Any = SimpleNamespace(
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None, Sequence[Variant]]]:
     """What the self-test was asked, on a machine with one GPU of capability 9.0 whose module passes."""
-    found: list[tuple[str, int | None, Sequence[Variant]]] = []
+    asked: list[tuple[str, int | None, Sequence[Variant]]] = []
 
     def passes(architecture: str, index: int | None, variants: Sequence[Variant]) -> None:
-        found.append((architecture, index, variants))
+        asked.append((architecture, index, variants))
 
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
     monkeypatch.setattr(loader, "load", lambda architecture: MODULE)
     monkeypatch.setattr(self_test, "reason_against", passes)
-    return found
+    return asked
 
 
 def test_a_module_that_passed_is_taken(asked: list[tuple[str, int | None, Sequence[Variant]]]) -> None:

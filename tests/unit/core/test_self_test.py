@@ -56,22 +56,22 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
-    found = Machine(tmp_path)
-    monkeypatch.setattr(cache_file, "user_cache", lambda: found.folder)
-    monkeypatch.setattr(machine_facts, "loaded_driver", lambda: found.driver)
-    monkeypatch.setattr(self_test_calls, "run", found.run)
+    machine = Machine(tmp_path)
+    monkeypatch.setattr(cache_file, "user_cache", lambda: machine.folder)
+    monkeypatch.setattr(machine_facts, "loaded_driver", lambda: machine.driver)
+    monkeypatch.setattr(self_test_calls, "run", machine.run)
     monkeypatch.setattr(loader, "load", declared_module)
-    monkeypatch.setattr(loader, "fingerprint", lambda architecture: found.module)
+    monkeypatch.setattr(loader, "fingerprint", lambda architecture: machine.module)
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: found.current)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: found.capturing)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: machine.current)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: machine.capturing)
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.autograd.profiler.record_function("device"))
     monkeypatch.setattr(
         torch.cuda,
         "get_device_properties",
-        lambda index: SimpleNamespace(name=found.gpus[index], major=9, minor=0),
+        lambda index: SimpleNamespace(name=machine.gpus[index], major=9, minor=0),
     )
-    return found
+    return machine
 
 
 def test_once_in_a_process_and_once_for_a_gpu(machine: Machine) -> None:
@@ -255,8 +255,8 @@ def test_a_format_that_fails_is_replaced(machine: Machine, monkeypatch: pytest.M
     monkeypatch.setattr(self_test_calls, "run", run)
     assert machine.reason(variants=variants) is None
     assert asked == [variants[:1], variants[1:]]
-    (found,) = self_test.failed_formats("sm90", 0).values()
-    assert found.startswith(
+    (reason,) = self_test.failed_formats("sm90", 0).values()
+    assert reason.startswith(
         "[SA-113] the self-test of pv int8 failed on this GPU: cuModuleLoadData failed. The kernels "
     )
     text = self_test.test_now("sm90", 0, variants).text

@@ -77,11 +77,11 @@ def signature(**changes: Any) -> CallSignature:
     return CallSignature.of(**given)
 
 
-def planned(found: CallPlan | Refusal) -> CallPlan:
-    assert isinstance(found, CallPlan), found
-    return found
+def planned(decided: CallPlan | Refusal) -> CallPlan:
+    assert isinstance(decided, CallPlan), decided
+    return decided
 
 
-def refused(found: CallPlan | Refusal) -> Refusal:
-    assert isinstance(found, Refusal)
-    return found
+def refused(decided: CallPlan | Refusal) -> Refusal:
+    assert isinstance(decided, Refusal)
+    return decided

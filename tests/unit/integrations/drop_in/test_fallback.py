@@ -143,9 +143,9 @@ def test_torch_gives_the_gradient_beside_the_lse(result: int) -> None:
     q.requires_grad_()
     scores = q.double() @ k.double().mT / 32**0.5
     wanted = (scores.softmax(-1) @ v.double(), scores.logsumexp(-1))[result].sum()
-    found = functions.sageattn(q, k, v, return_lse=True)[result].sum()
-    for one, other in zip(torch.autograd.grad(found, q), torch.autograd.grad(wanted, q), strict=True):
-        torch.testing.assert_close(one, other, atol=2e-3, rtol=2e-2)
+    out = functions.sageattn(q, k, v, return_lse=True)[result].sum()
+    for gradient, expected in zip(torch.autograd.grad(out, q), torch.autograd.grad(wanted, q), strict=True):
+        torch.testing.assert_close(gradient, expected, atol=2e-3, rtol=2e-2)
     assert "SA-307" in serving.calls.lines()[1]
 
 

@@ -174,13 +174,10 @@ def test_the_parameters_are_in_the_order_of_the_real_package() -> None:
         "return_lse",
     }
     for name, parameters in order.items():
-        found = inspect.signature(getattr(functions, name)).parameters.values()
-        assert [one.name for one in found if one.kind == one.POSITIONAL_OR_KEYWORD] == [
-            "q",
-            "k",
-            "v",
-            *parameters.split(),
-        ]
+        by_position = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        given = inspect.signature(getattr(functions, name)).parameters.values()
+        names = [parameter.name for parameter in given if parameter.kind == by_position]
+        assert names == ["q", "k", "v", *parameters.split()]
 
 
 def test_comfyui_finds_the_mask_among_the_parameters() -> None:

@@ -45,7 +45,7 @@ def test_one_gpu_that_has_kernels_is_enough(monkeypatch: pytest.MonkeyPatch, cap
 
     monkeypatch.setattr(offer, "choose", choose)
     monkeypatch.setattr(
-        offer, "CallSignature", SimpleNamespace(minimal=lambda device, *others: SimpleNamespace(device=device))
+        offer, "CallSignature", SimpleNamespace(minimal=lambda device, *options: SimpleNamespace(device=device))
     )
     expected = (None, "no kernels for GPU 0") if capable is None else (f"sm{capable}", None)
     assert offer.serving() == expected

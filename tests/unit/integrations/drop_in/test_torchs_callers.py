@@ -327,8 +327,8 @@ def test_the_lse_needs_no_more_memory_than_a_part_of_the_scores(monkeypatch: pyt
     whole = functions.sageattn(*(args := [random(1, 2, 40, 300) for _ in range(3)]), return_lse=True)
     monkeypatch.setattr(exact, "_MOST_SCORES", 7 * 2 * 40)
     parts = functions.sageattn(*args, return_lse=True)
-    for one, other in zip(whole, parts, strict=True):
-        torch.testing.assert_close(one, other)
+    for tensor, of_parts in zip(whole, parts, strict=True):
+        torch.testing.assert_close(tensor, of_parts)
 
 
 @pytest.mark.parametrize("dtypes", [("f", "f", "b"), ("f", "f", "f"), ("b", "f", "b"), ("h", "f", "b")])

@@ -82,12 +82,6 @@ def test_each_head_dim_has_its_mode_and_the_report_says_why(gpu: Callable[..., N
     }
 
 
-def test_without_times_it_is_8b() -> None:
-    session = session_on_cpu(backend="reference")
-    assert served(session, heads=2) == ("reference", "8b")
-    assert "auto at head_dim 64: 8b, as nothing was measured on this device" in report([session])
-
-
 @pytest.mark.parametrize(("error", "backend"), [(0.02, "sm90"), (0.01, NAME)])
 def test_another_package_is_held_against_the_decided_mode(gpu: Callable[..., None], error: float, backend: str) -> None:
     """No less exact than precise, where that is what auto comes to: 8b would do with 0.04."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from threads import run_in_threads
 
 from comfy_sage2.attention import attention
 from comfy_sage2.backends.base import BoundCall
@@ -16,7 +15,7 @@ from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.recorder import Recorder
 
-from .calls import SIGMAS, added, call, node_session, ones, qkv, reasons, serve_by, session_with, settings
+from .calls import SIGMAS, call, node_session, ones, qkv, reasons, serve_by, session_with, settings
 
 FALLBACKS = [
     ("low_precision_attention=False", qkv(), {"low_precision_attention": False}, {}),
@@ -162,18 +161,6 @@ def test_the_calls_own_scale_is_served() -> None:
         assert torch.equal(out, expected.flatten(2))
 
 
-def test_training_gets_its_gradients() -> None:
-    """Quantized attention has none: ComfyUI's training nodes sample with gradients."""
-    session = session_with()
-    q, k, v = (tensor.requires_grad_() for tensor in qkv())
-    call(session, q, k, v, 2, func=added).sum().backward()
-    assert q.grad is not None
-    assert "needs gradients" in reasons(session.record.summary())[0]
-    with torch.no_grad():
-        call(session, q, k, v, 2, func=added)
-    assert [share.decision.backend for share in session.record.summary().shares] == ["reference", None]
-
-
 def test_a_mask_that_is_trained_gets_its_gradient() -> None:
     def added(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: torch.Tensor | None = None, **kwargs: Any
@@ -184,22 +171,6 @@ def test_a_mask_that_is_trained_gets_its_gradient() -> None:
     mask = torch.zeros(64, 64, requires_grad=True)
     call(session_with(), *qkv(), 2, mask, func=added).sum().backward()
     assert mask.grad is not None and mask.grad.ne(0.0).all()
-
-
-def test_nan_stays_nan() -> None:
-    q, k, v = qkv()
-    q[0, 3, 5] = float("nan")
-    assert call(session_with(), q, k, v, 2).isnan().any()
-
-
-def test_earlier_override_is_the_fallback() -> None:
-    def twos(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        result: torch.Tensor = 2.0 * func(*args, **kwargs)
-        return result
-
-    assert torch.equal(
-        call(session_with(twos), *qkv(), 2, low_precision_attention=False), torch.full((1, 64, 128), 2.0)
-    )
 
 
 def test_two_nodes_keep_their_own_records() -> None:
@@ -238,16 +209,6 @@ def test_call_outside_of_a_forward_pass_goes_to_comfyui() -> None:
     session = session_with()
     out = make_override(session)(ones, *qkv(), 2, _inside_attn_wrapper=True, transformer_options={})
     assert torch.equal(out, torch.ones(1, 64, 128)) and session.record.summary().calls == 0
-
-
-def test_layers_and_steps() -> None:
-    session = session_with()
-    override = make_override(session)
-    for sigma in SIGMAS[:-1]:
-        with model_passes.running(0, session.begin_pass(sigma, torch.device("cpu"), {})):
-            for _ in range(3):
-                override(ones, *qkv(), 2, _inside_attn_wrapper=True, transformer_options={})
-    assert set(session.record.summary().cells) == {(layer, step) for layer in range(3) for step in range(4)}
 
 
 def test_passes_outside_of_a_sampling_are_served_and_not_recorded() -> None:
@@ -289,23 +250,6 @@ def test_a_report_times_comfyui_twice_for_each_form(measures_quality: bool) -> N
     speed = session.record.summary().speed
     assert speed is not None and speed.calls == 7
     assert session.record.summary().calls == 7
-
-
-def test_threads_share_the_record_but_not_layers() -> None:
-    """ComfyUI drives each GPU from its own thread through the same override."""
-    session = session_with()
-    override = make_override(session)
-    tensors = qkv(16)
-
-    def forward_passes() -> None:
-        for _ in range(5):
-            with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
-                for _ in range(4):
-                    override(ones, *tensors, 2, _inside_attn_wrapper=True, transformer_options={})
-
-    run_in_threads([forward_passes] * 4)
-    summary = session.record.summary()
-    assert summary.calls == 80 and summary.layers == 4
 
 
 def test_an_earlier_nodes_time_is_not_comfyuis() -> None:

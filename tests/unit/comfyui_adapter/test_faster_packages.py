@@ -154,17 +154,18 @@ def test_the_guard_goes_on_to_a_more_exact_mode(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize(
-    ("options", "served_by"),
-    [({"when": WHERE_FASTER}, None), ({"when": FASTEST}, None), ({"when": ALWAYS}, "sm90")],
+    ("options", "kitchen", "served_by"),
+    [({"when": WHERE_FASTER}, 2.0, None), ({"when": FASTEST}, 0.8, None), ({"when": ALWAYS}, 2.0, "sm90")],
     ids=str,
 )
 def test_comfyuis_own_attention_where_it_is_the_fastest(
-    monkeypatch: pytest.MonkeyPatch, package: Package, options: dict[str, Any], served_by: str | None
+    monkeypatch: pytest.MonkeyPatch, package: Package, options: dict[str, Any], kitchen: float, served_by: str | None
 ) -> None:
-    on_card(monkeypatch, kitchen=2.0, own=0.5)
+    on_card(monkeypatch, kitchen=kitchen, own=0.5)
     backend, reason = served(session_of(own_is_torchs=True, **options))
     assert backend == served_by and reason == (TORCHS_IS_FASTER if served_by is None else None)
-    assert served(session_of(own_is_torchs=False, **options))[0] == "sm90"
+    without_own = served(session_of(own_is_torchs=False, **options))[0]
+    assert without_own == (NAME if kitchen < 1.0 else "sm90")
 
 
 def test_calls_of_unknown_time_are_not_left(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:

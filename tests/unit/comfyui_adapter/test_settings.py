@@ -33,13 +33,6 @@ def test_unknown_choice_gives_way_to_the_default_and_is_named(name: str, value: 
     assert note.encode()
 
 
-def test_known_choices_are_taken_without_a_word() -> None:
-    for name, allowed in CHOICES.items():
-        for value in allowed:
-            chosen = Settings().with_inputs({name: value})
-            assert getattr(chosen, name) == value and not chosen.notes
-
-
 def test_inputs_go_before_those_of_the_options_node_and_notes_of_both_stay() -> None:
     options = Settings().with_inputs({"rotate": "sometimes", "guard": False}, ["of the options"])
     chosen = options.with_inputs({"mode": "4b", "smooth_v": True}, ["of the node"])

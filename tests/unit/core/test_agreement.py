@@ -12,13 +12,6 @@ from attention_oracle import cosine, relative_l1, rmse
 from comfy_sage2.metrics import Agreement, average, compare
 
 
-def test_known_vectors() -> None:
-    agreement = Agreement.of(torch.tensor([3.0, 0.0]), torch.tensor([[3.0, 4.0]]))
-    assert agreement.cosine == pytest.approx(0.6)
-    assert agreement.relative_l1 == pytest.approx(4 / 7)
-    assert agreement.rmse == pytest.approx(math.sqrt(8))
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64])
 def test_random_tensors_of_any_dtype(dtype: torch.dtype, precision: torch.dtype) -> None:

@@ -43,15 +43,6 @@ def test_key_groups_are_four_column_pairs_of_every_eight(scheme: Any, block: int
     assert members(key_groups(256, scheme)) == expected
 
 
-def test_the_papers_example_of_key_tokens() -> None:
-    first = next(group for group in members(key_groups(64, ADA)) if 0 in group)
-    assert first == {0, 1, 8, 9, 16, 17, 24, 25, 32, 33, 40, 41, 48, 49, 56, 57}
-
-
-def test_hopper_queries_are_per_token() -> None:
-    assert members(query_groups(100, HOPPER_8B)) == {frozenset([token]) for token in range(100)}
-
-
 def test_token_block_and_tensor() -> None:
     assert len(members(key_groups(70, PER_TOKEN))) == 70
     assert members(query_groups(300, PER_BLOCK)) == {

@@ -14,11 +14,10 @@ from comfy_sage2.autotune import accumulators, store
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PEER, Candidate, Times
 from comfy_sage2.call import signature as signature_module
-from comfy_sage2.call.signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature, Routing, TensorForm
+from comfy_sage2.call.signature import ANY, NAMED, NO_LESS_EXACT, CallSignature, Routing, TensorForm
 from comfy_sage2.dispatch import plan as plan_module
 from comfy_sage2.dispatch import registry
-from comfy_sage2.dispatch.plan import CallPlan, Refusal, listed_plan, plan
-from comfy_sage2.dispatch.registry import UnsupportedError
+from comfy_sage2.dispatch.plan import CallPlan, listed_plan, plan
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 
 GPU = torch.device("cuda", 0)
@@ -78,15 +77,6 @@ HALF = AttentionOptions(pv_accumulator="fp16", rotate="off")
 class TestTimes:
     """Plans hold for what was timed on their device by then."""
 
-    def test_accumulators(self, timed: Callable[..., None]) -> None:
-        assert accumulator() == "fp16"  # as shipped
-        timed({EIGHT_HALF: 2.0})
-        assert accumulator() == "fp32" and accumulator("4b") == "fp16"
-        timed({})
-        assert accumulator() == "fp16"
-        store.forget()
-        assert accumulator() == "fp16"
-
     def test_an_exact_attention_in_the_place_of_a_mode(self, timed: Callable[..., None]) -> None:
         options = AttentionOptions(smooth_v=True, is_causal=True, layout="BHND", pv_accumulator="auto", rotate="off")
         assert server(options) == "sm89"  # nothing is known
@@ -121,18 +111,6 @@ class TestTimes:
         options = AttentionOptions(rotate="off")
         assert server(options, attn_mask=mask) == server(options, block_mask=lists) == "sm89"
 
-    def test_comfyuis_own_attention_in_the_place_of_a_mode(self, timed: Callable[..., None]) -> None:
-        asked = on_gpu(HALF, where_faster=True, own_is_torchs=True)
-        timed({})
-        assert planned(plan(asked)).backend.name == "sm89"
-        timed({OWN: 0.2})
-        chosen = plan(asked)
-        assert isinstance(chosen, Refusal) and chosen.reason == plan_module.TORCHS_IS_FASTER
-        for other in (on_gpu(HALF, where_faster=True), on_gpu(HALF, own_is_torchs=True)):
-            assert planned(plan(other)).backend.name == "sm89"
-        timed({OWN: 0.2, CUDNN: 0.2})  # not by more than the noise
-        assert planned(plan(asked)).backend.name == "torch-cudnn"
-
     def test_a_gain_of_the_gpu_that_the_host_loses(self, timed: Callable[..., None]) -> None:
         """A step of many short calls takes as long as the host needs to start them."""
         asked = on_gpu(HALF, where_faster=True, own_is_torchs=True)
@@ -147,32 +125,11 @@ class TestTimes:
         timed({CUDNN: 0.3}, host={EIGHT_HALF: 2e-5, CUDNN: 1.0, OWN: 2e-5})
         assert planned(plan(asked)).backend.name == "sm89", "an exact attention that costs the host a second"
 
-    @pytest.mark.parametrize(
-        ("rule", "error", "where_faster", "served", "code"),
-        [
-            (IGNORED, 0.01, True, "sm89", None),
-            (NAMED, 0.01, True, "sm89", "[SA-320] kitchen, no less exact, "),
-            (NO_LESS_EXACT, 0.01, True, "kitchen", "[SA-319] kitchen, no less exact than 8b with FP16"),
-            (NO_LESS_EXACT, 0.01, False, "kitchen", "[SA-319] kitchen, no less exact than 8b with FP16"),
-            (NO_LESS_EXACT, 0.05, True, "sm89", "[SA-320] kitchen, less exact, "),
-            (ANY, 0.05, True, "kitchen", "[SA-319] kitchen, less exact than 8b with FP16"),
-        ],
-    )
-    def test_another_packages_attention(
-        self, timed: Callable[..., None], rule: str, error: float, where_faster: bool, served: str, code: str | None
-    ) -> None:
-        asked = on_gpu(HALF, where_faster=where_faster, peers=rule)
-        timed({}, {"kitchen": 0.8, "sage": 0.9}, error)
-        chosen = planned(plan(asked))
-        assert chosen.backend.name == served
-        assert chosen.reason is None if code is None else (chosen.reason or "").startswith(code)
-        timed({}, {"kitchen": 0.99, "sage": 1.1}, error)  # no faster than the noise
-        assert planned(plan(asked)).reason is None and planned(plan(asked)).backend.name == "sm89"
-
     def test_the_fastest_package_that_can(self, timed: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
         asked = on_gpu(HALF, peers=NO_LESS_EXACT)
         timed({}, {"kitchen": 0.8, "sage": 0.7})
         assert planned(plan(asked)).backend.name == "sage"
+        assert planned(plan(on_gpu(HALF))).reason is None, "nobody asked for other packages"
         monkeypatch.setattr(Watched, "reason_against", lambda self, signature: "no" if self.name == "sage" else None)
         store.changed()
         assert planned(plan(asked)).backend.name == "kitchen"
@@ -200,24 +157,6 @@ class TestTimes:
         assert dense.reason is not None
         listed = planned(listed_plan(dense))
         assert listed.backend.name == "sm89" and listed.reason is None
-
-    def test_the_fastest_exact_attention(self, timed: Callable[..., None]) -> None:
-        exact = on_gpu(AttentionOptions(EXACT))
-        assert planned(plan(exact)).backend.name == "torch-cudnn"
-        timed({CUDNN: 2.0})
-        assert planned(plan(exact)).backend.name == "torch-flash"
-        timed({FLASH: 2.0})
-        assert planned(plan(exact)).backend.name == "torch-cudnn"
-
-    def test_an_exact_attention_in_the_place_of_comfyuis(self, timed: Callable[..., None]) -> None:
-        exact = on_gpu(AttentionOptions(EXACT), where_faster=True)
-        assert refused(plan(exact)).reason == plan_module.OWN_IS_FASTER
-        timed({OWN: 2.0})
-        chosen = planned(plan(exact))
-        assert chosen.backend.name == "torch-cudnn" and chosen.reason is None
-        timed({OWN: 0.5})
-        refusal = refused(plan(exact))
-        assert (refusal.error, refusal.text) == (UnsupportedError, plan_module.OWN_IS_FASTER)
 
     def test_another_gpu_has_its_own(self, timed: Callable[..., None]) -> None:
         other = torch.device("cuda", 1)

@@ -289,38 +289,6 @@ def test_derivatives_in_forward_mode_are_refused_as_by_attention(through: str, o
         out(moving)  # the others' derivatives are no concern of this call
 
 
-@pytest.mark.parametrize("layout", ["HND", "NHD"])
-@pytest.mark.parametrize(
-    "case", ["head_dim 300", "float64", "strided", "head_dim of v", "negative scale", "no keys", "mask and causal"]
-)
-def test_the_lse_of_what_no_kernel_takes(case: str, layout: str) -> None:
-    """Ring attention asks for it in every call."""
-    sizes = {"head_dim 300": 300}.get(case, 32)
-    qkv = [random(2, 4, 40, sizes), random(2, 2, 24, sizes), random(2, 2, 24, sizes)]
-    options: dict[str, Any] = {"sm_scale": -0.2} if case == "negative scale" else {}
-    mask = closed(2, 1, 40, 24) if case == "mask and causal" else None
-    if mask is not None:
-        mask[:, :, 3] = False
-        options = {"attn_mask": mask, "is_causal": True}
-    if case == "float64":
-        qkv = [tensor.double() for tensor in qkv]
-    if case == "strided":
-        qkv = [tensor.mT.contiguous().mT for tensor in qkv]
-    if case == "head_dim of v":
-        qkv[2] = qkv[2][..., :8]
-    if case == "no keys":
-        qkv[1], qkv[2] = qkv[1][:, :, :0], qkv[2][:, :, :0]
-    given = qkv if layout == "HND" else [tensor.transpose(1, 2) for tensor in qkv]
-    out, lse = functions.sageattn(*given, layout, return_lse=True, **options)
-    scores = qkv[0].double() @ qkv[1].double().repeat_interleave(2, 1).mT * options.get("sm_scale", sizes**-0.5)
-    if mask is not None:
-        scores = scores.masked_fill(~mask | torch.ones(40, 24, dtype=torch.bool).triu(1), -torch.inf)
-    wanted = scores.softmax(-1).nan_to_num() @ qkv[2].double().repeat_interleave(2, 1)
-    out = out if layout == "HND" else out.transpose(1, 2)
-    assert is_close(out.double(), wanted) and lse.dtype == torch.float32
-    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=0.01, atol=0.05)
-
-
 def test_the_lse_needs_no_more_memory_than_a_part_of_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     from comfy_sage2.integrations.sageattention import exact
 

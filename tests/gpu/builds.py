@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 import torch
+from attention_oracle import oracle
+from attention_oracle import relative_l1 as relative_l1
 from threads import run_in_threads
 
 from comfy_sage2.autotune.accumulators import pv_has_accumulator
@@ -259,26 +261,15 @@ def exact(
     attn_mask: torch.Tensor | None = None,
     block_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Plain attention in float64: out (B, Hq, Nq, D) and lse (B, Hq, Nq); rows without keys give 0 and -inf."""
-    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-    repeats = q.shape[1] // k.shape[1]
-    k, v = k.double().repeat_interleave(repeats, 1), v.double().repeat_interleave(repeats, 1)
-    scores = q.double() @ k.transpose(2, 3) * scale
-    if attn_mask is not None:
-        scores = (
-            scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask.double()
-        )
-    if is_causal:
-        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+    """As `oracle`, of the blocks of a block mask."""
     if block_mask is not None:
         active = BlockMask(block_mask).to_dense().repeat_interleave(BLOCK_TOKENS, 2).repeat_interleave(BLOCK_TOKENS, 3)
-        scores = scores.masked_fill(~active[:, :, : q.shape[2], : k.shape[2]], -math.inf)
-    return torch.nan_to_num(scores.softmax(3), nan=0.0) @ v, scores.logsumexp(3)
-
-
-def relative_l1(result: torch.Tensor, wanted: torch.Tensor) -> float:
-    """sum |result - wanted| / sum |wanted|; NaN anywhere gives NaN, which passes no bound."""
-    return ((result.double() - wanted.double()).abs().sum() / wanted.double().abs().sum()).item()
+        hidden = ~active[:, :, : q.shape[2], : k.shape[2]]
+        if attn_mask is None or attn_mask.dtype == torch.bool:
+            attn_mask = ~hidden if attn_mask is None else attn_mask & ~hidden
+        else:
+            attn_mask = attn_mask.double().masked_fill(hidden, -math.inf)
+    return oracle(q, k, v, scale=scale, is_causal=is_causal, attn_mask=attn_mask)
 
 
 def check(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from attention_oracle import relative_l1
 from safetensors.torch import load_file
 from sequence_parallel.cases import Case, cases
 from sequence_parallel.launch import ENGINE_MISSING, Setup, run, start
@@ -49,10 +50,6 @@ def outputs(tmp_path_factory: pytest.TempPathFactory, backend: str) -> dict[int,
         for processes in (2, 4)
         if processes <= torch.cuda.device_count()
     }
-
-
-def relative_l1(out: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((out.double() - wanted.double()).abs().sum() / wanted.double().abs().sum())
 
 
 @needs_engine

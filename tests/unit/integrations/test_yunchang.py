@@ -9,6 +9,7 @@ import importlib.util
 
 import pytest
 import torch
+from attention_oracle import relative_l1
 from sequence_parallel.cases import Case, cases
 from sequence_parallel.launch import ENGINE_MISSING, Setup, run, start_one
 
@@ -22,10 +23,6 @@ SETUP = Setup(device="cpu", backend="reference", dtype="float32", tokens=248, he
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     return run(PROCESSES, SETUP, tmp_path_factory.mktemp("yunchang"))
-
-
-def relative_l1(out: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((out.double() - wanted.double()).abs().sum() / wanted.double().abs().sum())
 
 
 @pytest.mark.slow

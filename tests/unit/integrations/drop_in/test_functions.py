@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention_oracle import oracle, relative_l1
 
 from comfy_sage2 import attention
 from comfy_sage2.integrations.sageattention import functions as typed
@@ -39,35 +40,20 @@ def inputs(heads: int = 4, kv_heads: int = 4, layout: str = "HND", head_dim: int
     return [q, k, v] if layout == "HND" else [tensor.transpose(1, 2).contiguous() for tensor in (q, k, v)]
 
 
-def exact(qkv: list[torch.Tensor], scale: float, allowed: torch.Tensor | None = None) -> torch.Tensor:
-    """Attention in float64 straight from its definition; HND."""
-    q, k, v = (tensor.double() for tensor in qkv)
-    k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
-    scores = q @ k.mT * scale
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, -torch.inf)
-    return scores.softmax(-1) @ v
-
-
-def close(out: torch.Tensor, wanted: torch.Tensor, most: float = 0.06) -> bool:
-    """Relative L1 within what INT8 and FP8 cost."""
-    return float((out.double() - wanted).abs().sum() / wanted.abs().sum()) < most
-
-
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
 @pytest.mark.parametrize("function", DENSE, ids=name_of)
 def test_layouts_scale_and_causal(function: Function, layout: str) -> None:
     qkv = inputs(layout=layout)
     hnd = qkv if layout == "HND" else [tensor.transpose(1, 2) for tensor in qkv]
-    allowed = torch.ones(40, 72, dtype=torch.bool).tril()
     out = function(*qkv, tensor_layout=layout, sm_scale=0.2, is_causal=True)
     assert out.shape == qkv[0].shape and out.dtype == torch.bfloat16
-    assert close(out if layout == "HND" else out.transpose(1, 2), exact(hnd, 0.2, allowed))
+    wanted, _ = oracle(*hnd, scale=0.2, is_causal=True)
+    assert relative_l1(out if layout == "HND" else out.transpose(1, 2), wanted) < 0.06
 
 
 def test_grouped_heads() -> None:
     qkv = inputs(heads=4, kv_heads=2)
-    assert close(functions.sageattn(*qkv, enable_gqa=True), exact(qkv, 0.125))
+    assert relative_l1(functions.sageattn(*qkv, enable_gqa=True), oracle(*qkv)[0]) < 0.06
 
 
 def test_sageattn_is_the_default_of_a_new_node() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention_oracle import oracle
 
 from comfy_sage2.autotune.timings import PLAIN, Candidate, Work
 from comfy_sage2.integrations.sageattention import functions as typed
@@ -31,16 +32,12 @@ def wanted(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Each sequence in float64, straight from the definition."""
+    """Each sequence in float64."""
     out = torch.zeros(q.shape, dtype=torch.float64)
-    repeats = q.shape[1] // k.shape[1]
     for a, b, c, d in zip(starts_q, starts_q[1:], starts_k, starts_k[1:], strict=False):
-        one_q = q[a:b].double().transpose(0, 1)
-        one_k, one_v = (t[c:d].double().repeat_interleave(repeats, 1).transpose(0, 1) for t in (k, v))
-        scores = one_q @ one_k.mT * (q.shape[2] ** -0.5 if scale is None else scale)
-        if is_causal:
-            scores = scores.masked_fill(torch.ones(b - a, d - c, dtype=torch.bool).triu(1), -torch.inf)
-        out[a:b] = (scores.softmax(-1).nan_to_num() @ one_v).transpose(0, 1)
+        if a < b and c < d:
+            heads_first = (part.transpose(0, 1)[None] for part in (q[a:b], k[c:d], v[c:d]))
+            out[a:b] = oracle(*heads_first, scale=scale, is_causal=is_causal)[0][0].transpose(0, 1)
     return out
 
 

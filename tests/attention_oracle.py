@@ -25,7 +25,7 @@ def oracle(
         bias = torch.where(attn_mask, 0.0, -math.inf) if attn_mask.dtype == torch.bool else attn_mask.double()
         scores = scores + bias
     if is_causal:
-        allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+        allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~allowed, -math.inf)
     lse = torch.logsumexp(scores, -1)
     return torch.softmax(scores, -1).nan_to_num(0.0) @ v, lse

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from unit.core.declared_modules import declared_module
+from declared_modules import declared_module
+from fake_backend import FakeBackend
 
 from comfy_sage2 import doctor
 from comfy_sage2.backends import self_test
-from comfy_sage2.backends.base import Backend, BoundCall
+from comfy_sage2.backends.base import Backend
 from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.backends.peers import Peer, PeerFunctions
-from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.command_line import in_width
 from comfy_sage2.dispatch import registry
 from comfy_sage2.integrations.sageattention import offer
@@ -24,21 +24,16 @@ from comfy_sage2.kernels import loader
 from comfy_sage2.system import machine
 
 
-class Accelerated(Backend):
+class Accelerated(FakeBackend):
     """A backend that serves 8b only, or nothing."""
 
-    accelerated = True
-
     def __init__(self, name: str, works: bool) -> None:
-        self.name = name
-        self._works = works
+        super().__init__(name)
         self.constraints = (option_is("mode", "8b"),)
+        self.works = works
 
     def availability(self) -> str | None:
-        return None if self._works else "its wheel is missing"
-
-    def bind(self, signature: CallSignature) -> BoundCall:
-        raise AssertionError("the doctor must not run attention")
+        return None if self.works else "its wheel is missing"
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *backends: Backend) -> None:

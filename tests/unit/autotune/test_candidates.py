@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from fake_backend import FakeBackend
 
 from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate, Work
-from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors
 from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.call.tensors import OptionalTensors
 from comfy_sage2.dispatch import registry
@@ -21,34 +21,21 @@ from comfy_sage2.timing import candidates
 Compute = Callable[[torch.Tensor, CallSignature], torch.Tensor]
 
 
-class StandIn(Backend):
-    """Exact attention, changed by a function; keeps what it was asked for."""
+class StandIn(FakeBackend):
+    """Exact attention, changed by a function."""
 
-    accelerated = True
-
-    def __init__(self, name: str, modes: tuple[str, ...], change: Compute, longest: int = 1 << 20) -> None:
-        self.name, self._modes, self.change, self.longest = name, modes, change, longest
-        self.asked: list[CallSignature] = []
-
-    def is_for(self, mode: str) -> bool:
-        return mode in self._modes
+    def __init__(self, name: str, modes: tuple[str, ...], change: Compute) -> None:
+        super().__init__(name, modes)
+        self.change, self.longest = change, 1 << 20
 
     def reason_against(self, signature: CallSignature) -> str | None:
         return None if self.longest >= signature.kv_length else "[SA-203] too long"
 
-    def bind(self, signature: CallSignature) -> BoundCall:
-        self.asked.append(signature)
-        return Bound(self, signature)
-
-
-class Bound(BoundTensors):
-    def __init__(self, backend: StandIn, signature: CallSignature) -> None:
-        super().__init__(signature)
-        self._backend = backend
-
-    def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Any:
+    def compute(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, signature: CallSignature, optional: OptionalTensors
+    ) -> Any:
         out, _ = exact_attention(q, k, v, attn_mask=optional.attn_mask, dtype=torch.float32)
-        return self._backend.change(out, self._signature).to(q.dtype), None
+        return self.change(out, signature).to(q.dtype), None
 
 
 def by_mode(out: torch.Tensor, signature: CallSignature) -> torch.Tensor:
@@ -101,7 +88,7 @@ def test_what_is_timed_is_what_nodes_call(kernel: StandIn, package: StandIn, hea
     }
     assert runs.keys() <= set(candidates.all_candidates())
     assert runs.keys() == quantized | {Candidate(PLAIN), Candidate("torch-cudnn"), Candidate("kitchen", PEER)}
-    for signature in (*kernel.asked, *package.asked):
+    for signature in (*kernel.bound, *package.bound):
         work = Work.of(signature)
         assert work is not None and work.kind == (heads_first, masked)
         assert signature.options.layout == "BNHD"

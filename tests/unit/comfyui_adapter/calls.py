@@ -12,8 +12,8 @@ import torch
 
 from comfy_sage2.autotune import store
 from comfy_sage2.autotune.cost_model import TunedChoices
-from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors, Constraint
-from comfy_sage2.backends.reference import ReferenceBackend, ReferenceCall
+from comfy_sage2.backends.base import Backend, BoundCall, Constraint
+from comfy_sage2.backends.reference import ReferenceBackend
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
@@ -48,55 +48,6 @@ def reference_attention(
     optional = OptionalTensors.of(attn_mask, block_mask, nonfinite, rotated_heads)
     signature = CallSignature.of(q, k, v, options, optional)
     return ReferenceBackend().bind(signature).run(q, k, v, optional)[0]
-
-
-def reference_result(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, signature: CallSignature, optional: OptionalTensors = NO_TENSORS
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The reference on (B, H, N, D) tensors, in place of a backend's `run`."""
-    return ReferenceCall(signature).compute(q, k, v, optional)
-
-
-class TensorBackend(Backend):
-    """The base of backends of tests: `run` computes calls of (B, H, N, D) tensors, and `prepare` begins them."""
-
-    scratch_bytes: tuple[int, int] | None = None
-
-    def run(self, q: Any, k: Any, v: Any, signature: CallSignature, optional: OptionalTensors = NO_TENSORS) -> Any:
-        raise NotImplementedError
-
-    def prepare(self, q: Any, k: Any, v: Any, signature: CallSignature, optional: OptionalTensors = NO_TENSORS) -> Any:
-        return None
-
-    def bind(self, signature: CallSignature) -> BoundCall:
-        return _TensorCall(self, signature)
-
-
-class _TensorCall(BoundTensors):
-    def __init__(self, backend: TensorBackend, signature: CallSignature) -> None:
-        super().__init__(signature)
-        self.backend = backend
-
-    @property
-    def scratch_bytes(self) -> tuple[int, int] | None:
-        return self.backend.scratch_bytes
-
-    def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Any:
-        return self.backend.run(q, k, v, self._signature, optional)
-
-    def prequantize(self, q: Any, k: Any, v: Any, optional: OptionalTensors = NO_TENSORS) -> Any:
-        transposed = self._signature.options.layout == "BNHD"
-        if transposed:
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        attend = self.backend.prepare(q, k, v, self._signature, optional)
-        if attend is None or not transposed:
-            return attend
-
-        def ended() -> Any:
-            out, lse = attend()
-            return out.transpose(1, 2), lse
-
-        return ended
 
 
 class StandIn(ReferenceBackend):

@@ -30,9 +30,11 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Gives the CPU the times of a GPU: 8b takes 1 a pair, precise and the package as many as is said."""
-    kernel = Constant("sm90", 2.0, *MODES)
-    monkeypatch.setattr(registry, "BACKENDS", (kernel, Constant("torch-cudnn", 3.0, EXACT), registry.get("reference")))
-    monkeypatch.setattr(registry, "PEERS", (Package(NAME, 5.0, *MODES),))
+    kernel = Constant("sm90", MODES, value=2.0)
+    monkeypatch.setattr(
+        registry, "BACKENDS", (kernel, Constant("torch-cudnn", (EXACT,), value=3.0), registry.get("reference"))
+    )
+    monkeypatch.setattr(registry, "PEERS", (Package(NAME, MODES, value=5.0),))
 
     def keep(precise: dict[int, float], *, kitchen: float = 9.0, kitchen_error: float = 0.02) -> None:
         works = [Work(32, 4096, 4096, head_dim) for head_dim in precise]

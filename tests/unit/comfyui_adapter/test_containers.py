@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from comfy_sage2 import attention
+from comfy_sage2.backends.reference import ReferenceBackend, ReferenceCall
 from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.comfyui.hooks.override import make_override
@@ -19,13 +20,11 @@ from comfy_sage2.dispatch import registry
 
 from .calls import (
     Container,
-    TensorBackend,
     added,
     call,
     install_module,
     ones,
     qkv,
-    reference_result,
     serve_by,
     session_with,
 )
@@ -129,29 +128,37 @@ def test_tensors_are_freed_when_a_backend_has_served(comfyui_module: Any, option
     assert session.record.summary().shares[0].decision.backend == "reference"
 
 
-class InTwoSteps(TensorBackend):
+class InTwoSteps(ReferenceBackend):
     """The reference, of whose two steps the second needs none of q, k and v; counts the calls in one step."""
-
-    name = "reference"
-    scratch_bytes = (3 << 20, -1 << 20)
 
     def __init__(self) -> None:
         self.whole = 0
         self.alive: list[weakref.ref[torch.Tensor]] = []
         self.fails = False
 
-    def run(self, q: Any, k: Any, v: Any, signature: CallSignature, optional: OptionalTensors = NO_TENSORS) -> Any:
-        self.whole += 1
-        return reference_result(q, k, v, signature, optional)
+    def bind(self, signature: CallSignature) -> ReferenceCall:
+        return CallInTwoSteps(self, signature)
 
-    def prepare(self, q: Any, k: Any, v: Any, signature: CallSignature, optional: OptionalTensors = NO_TENSORS) -> Any:
+
+class CallInTwoSteps(ReferenceCall):
+    scratch_bytes = (3 << 20, -1 << 20)
+
+    def __init__(self, backend: InTwoSteps, signature: CallSignature) -> None:
+        super().__init__(signature)
+        self.backend = backend
+
+    def run(self, *tensors: Any) -> Any:
+        self.backend.whole += 1
+        return super().run(*tensors)
+
+    def prequantize(self, q: Any, k: Any, v: Any, optional: OptionalTensors = NO_TENSORS) -> Any:
         copies = q.clone(), k.clone(), v.clone()
 
         def attend() -> Any:
-            assert all(tensor() is None for tensor in self.alive)
-            if self.fails:
+            assert all(tensor() is None for tensor in self.backend.alive)
+            if self.backend.fails:
                 raise RuntimeError("no image for this device")
-            return reference_result(*copies, signature, optional)
+            return ReferenceCall.run(self, *copies, optional)
 
         return attend
 

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from fake_backend import FakeBackend
 
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PLAIN, Candidate, Times, Work
-from comfy_sage2.backends.base import empty_output
-from comfy_sage2.call.signature import CallSignature
-from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.record import Decision
@@ -21,34 +19,25 @@ from comfy_sage2.dispatch import registry
 from comfy_sage2.dispatch.plan import EXACT_IS_FASTER
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 
-from .calls import SIGMAS, TensorBackend, call, ones, settings, with_times
+from .calls import SIGMAS, call, ones, settings, with_times
 
 FULL = "comfyui"
 
 
-class Constant(TensorBackend):
-    """An accelerated backend whose output tells who served."""
+class Constant(FakeBackend):
+    """A backend whose output tells who served, and whose flag says that it is broken."""
 
-    accelerated = True
-
-    def __init__(self, name: str, value: float, *modes: str) -> None:
-        self.name = name
-        self._value = value
-        self._modes = modes
-
-    def is_for(self, mode: str) -> bool:
-        return mode in self._modes
-
-    def run(self, q: Any, k: Any, v: Any, signature: CallSignature, optional: OptionalTensors = NO_TENSORS) -> Any:
+    def compute(self, *tensors: Any) -> Any:
+        *_, optional = tensors
         if optional.nonfinite is not None:
             optional.nonfinite.fill_(1)
-        return empty_output(q, signature.options.layout).fill_(self._value), None
+        return super().compute(*tensors)
 
 
 QUANTIZED, CUDNN, FLASH = (
-    Constant("sm90", 2.0, *MODES),
-    Constant("torch-cudnn", 3.0, EXACT),
-    Constant("torch-flash", 4.0, EXACT),
+    Constant("sm90", MODES, value=2.0),
+    Constant("torch-cudnn", (EXACT,), value=3.0),
+    Constant("torch-flash", (EXACT,), value=4.0),
 )
 WHO = {1.0: FULL, 2.0: "sm90", 3.0: "torch-cudnn", 4.0: "torch-flash"}
 

@@ -13,8 +13,6 @@ import torch
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate, Times, Work
 from comfy_sage2.call.call_site import CallSite
-from comfy_sage2.call.signature import CallSignature
-from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.comfyui.adapter import packs
 from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE, AttentionCall
 from comfy_sage2.comfyui.hooks.sampling import sessions_of
@@ -46,18 +44,20 @@ class Package(Constant):
     is_peer = True
     broken = 0
 
-    def run(self, q: Any, k: Any, v: Any, signature: CallSignature, optional: OptionalTensors = NO_TENSORS) -> Any:
+    def compute(self, *tensors: Any) -> Any:
         if self.broken:
             self.broken -= 1
             raise RuntimeError("[SA-115] the package failed")
-        return super().run(q, k, v, signature, optional)
+        return super().compute(*tensors)
 
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Package:
-    package = Package(NAME, 5.0, *MODES)
-    kernel = Constant("sm90", 2.0, *MODES)
-    monkeypatch.setattr(registry, "BACKENDS", (kernel, Constant("torch-cudnn", 3.0, EXACT), registry.get("reference")))
+    package = Package(NAME, MODES, value=5.0)
+    kernel = Constant("sm90", MODES, value=2.0)
+    monkeypatch.setattr(
+        registry, "BACKENDS", (kernel, Constant("torch-cudnn", (EXACT,), value=3.0), registry.get("reference"))
+    )
     monkeypatch.setattr(registry, "PEERS", (package,))
     return package
 
@@ -143,7 +143,7 @@ def test_a_package_that_fails_leaves_its_call_to_comfyui(
 def test_the_guard_goes_on_to_a_more_exact_mode(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
     """The package's broken output is computed again in mode precise, which it cannot stand for."""
     on_card(monkeypatch)
-    package._value = math.nan
+    package.value = math.nan
     session = session_of(when=WHERE_FASTER, guard=True)
     call(session, *half(), 2)
     guard = session.dispatcher.guard

@@ -112,8 +112,8 @@ def test_who_computes_the_calls_of_a_card(monkeypatch: pytest.MonkeyPatch, card:
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernels; a package and cuDNN, whose outputs tell who computed."""
     reference = registry.get("reference")
-    monkeypatch.setattr(registry, "BACKENDS", (Constant("torch-cudnn", 3.0, EXACT), reference))
-    monkeypatch.setattr(registry, "PEERS", (Package(KITCHEN, 5.0, *MODES),))
+    monkeypatch.setattr(registry, "BACKENDS", (Constant("torch-cudnn", (EXACT,), value=3.0), reference))
+    monkeypatch.setattr(registry, "PEERS", (Package(KITCHEN, MODES, value=5.0),))
     monkeypatch.setattr(patch, "own_is_torchs", lambda: True)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from attention_oracle import oracle
+from fake_backend import FakeBackend
 from random_blocks import FLAG, LISTS, expanded, inputs, random_lists
-from watched_backend import Watched
 
 import comfy_sage2
 from comfy_sage2 import BlockMask, UnsupportedError
@@ -182,7 +182,7 @@ def test_flags_that_do_not_fit(flag: torch.Tensor, error: Any, message: str, cal
 
 def test_a_call_with_lists_goes_past_what_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when a dense call of the same tensors came first: decisions are remembered."""
-    kernel = Watched("twos", value=2.0)
+    kernel = FakeBackend("twos", value=2.0)
     kernel.constraints = (DENSE,)
     monkeypatch.setattr(registry, "BACKENDS", (kernel, registry.get("reference")))
     q, k, v = inputs()

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from fake_backend import FakeBackend
+from signatures import planned, refused, signature
 from threads import run_in_threads
-from watched_backend import Watched, planned, refused, signature
 
 import comfy_sage2
 from comfy_sage2.backends.base import BoundCall
@@ -23,9 +24,12 @@ from comfy_sage2.options import EXACT, MODES, AttentionOptions
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Watched:
+def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     """The preferred backend; behind it stands one that is not accelerated and takes all that the kernel takes."""
-    preferred, slow = Watched("kernel", (*MODES, EXACT), value=1.0), Watched("slow", accelerated=False, value=2.0)
+    preferred, slow = (
+        FakeBackend("kernel", (*MODES, EXACT), value=1.0),
+        FakeBackend("slow", accelerated=False, value=2.0),
+    )
     monkeypatch.setattr(registry, "BACKENDS", (preferred, slow))
     return preferred
 
@@ -114,7 +118,7 @@ TOLD = {"options", "batch", "q_heads", "kv_heads", "q_length", "kv_length", "hea
 TOLD |= {"mask_shape", "mask_dtype", "heads_first"}
 
 
-def test_every_part_of_a_call_counts(kernel: Watched) -> None:
+def test_every_part_of_a_call_counts(kernel: FakeBackend) -> None:
     """All in one process: what was decided of one call is not taken for another."""
     base = signature()
     first = planned(plan(base))
@@ -146,7 +150,7 @@ def test_every_part_of_a_call_counts(kernel: Watched) -> None:
     ],
     ids=["tensors", "mask", "backend"],
 )
-def test_a_wrong_call_is_a_refusal(kernel: Watched, changes: Any, error: type[Exception], text: str) -> None:
+def test_a_wrong_call_is_a_refusal(kernel: FakeBackend, changes: Any, error: type[Exception], text: str) -> None:
     refusal = refused(plan(signature(**changes)))
     assert refusal.error is error and refusal.text.startswith(text)
     assert refusal.reasons == {} and refusal.reason == refusal.text
@@ -162,15 +166,15 @@ TOO_LONG = "head_dim must be at most 128, got 160"
 
 
 @pytest.fixture
-def able(monkeypatch: pytest.MonkeyPatch) -> tuple[Watched, Watched]:
+def able(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeBackend, FakeBackend]:
     """A kernel that cannot serve `LONG`, and a backend that is not accelerated and can."""
-    fast, slow = Watched("fast"), Watched("slow", accelerated=False)
+    fast, slow = FakeBackend("fast"), FakeBackend("slow", accelerated=False)
     slow.constraints = ()
     monkeypatch.setattr(registry, "BACKENDS", (fast, slow))
     return fast, slow
 
 
-def test_who_serves_a_call(able: tuple[Watched, Watched]) -> None:
+def test_who_serves_a_call(able: tuple[FakeBackend, FakeBackend]) -> None:
     fast, slow = able
     assert planned(plan(signature())).backend is fast
     assert planned(plan(signature(backend="slow"))).backend is slow
@@ -178,8 +182,8 @@ def test_who_serves_a_call(able: tuple[Watched, Watched]) -> None:
     assert planned(plan(signature(**LONG))).backend is slow
 
 
-def test_explain_lists_all_in_order(able: tuple[Watched, Watched], monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = Watched("broken")
+def test_explain_lists_all_in_order(able: tuple[FakeBackend, FakeBackend], monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = FakeBackend("broken")
     broken.constraints = ()
     monkeypatch.setattr(broken, "availability", lambda: "no kernel for this machine")
     fast, slow = able
@@ -196,7 +200,7 @@ def test_on_a_cpu_only_the_reference_runs_and_the_others_say_why() -> None:
     assert all(reasons.values())
 
 
-def test_nobody_is_left(able: tuple[Watched, Watched]) -> None:
+def test_nobody_is_left(able: tuple[FakeBackend, FakeBackend]) -> None:
     alone = refused(plan(signature(**LONG, accelerated_only=True)))
     assert (alone.error, alone.reasons, alone.reason) == (UnsupportedError, {"fast": TOO_LONG}, TOO_LONG)
     assert alone.text == f"[SA-207] no backend can run this call: fast: {TOO_LONG}"
@@ -212,7 +216,7 @@ def test_nobody_is_left(able: tuple[Watched, Watched]) -> None:
     [(None, TOO_LONG), ("its wheel is missing", f"one: {TOO_LONG}; two: its wheel is missing")],
 )
 def test_a_reason_that_all_share_stands_once(monkeypatch: pytest.MonkeyPatch, second: str | None, reason: str) -> None:
-    preferred, other, slow = Watched("one"), Watched("two"), Watched("three", accelerated=False)
+    preferred, other, slow = FakeBackend("one"), FakeBackend("two"), FakeBackend("three", accelerated=False)
     if second is not None:
         other.constraints = (lambda signature: second,)
     monkeypatch.setattr(registry, "BACKENDS", (preferred, other, slow))
@@ -225,7 +229,7 @@ def test_a_reason_that_all_share_stands_once(monkeypatch: pytest.MonkeyPatch, se
 
 
 def test_an_installation_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "BACKENDS", (Watched("slow", accelerated=False),))
+    monkeypatch.setattr(registry, "BACKENDS", (FakeBackend("slow", accelerated=False),))
     refusal = refused(plan(signature(accelerated_only=True)))
     assert (refusal.error, refusal.reason) == (
         UnsupportedError,
@@ -233,7 +237,7 @@ def test_an_installation_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
-def test_a_backend_that_cannot_bind_is_a_refusal(kernel: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_cannot_bind_is_a_refusal(kernel: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(signature: CallSignature) -> BoundCall:
         raise ValueError("mode must be 8, got 4")
 
@@ -242,7 +246,7 @@ def test_a_backend_that_cannot_bind_is_a_refusal(kernel: Watched, monkeypatch: p
     assert (refusal.error, refusal.reason) == (ValueError, "mode must be 8, got 4")
 
 
-def test_a_failure_of_the_driver_is_no_refusal(kernel: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_driver_is_no_refusal(kernel: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may pass: the next call tries anew."""
     bind = kernel.bind
 
@@ -257,20 +261,20 @@ def test_a_failure_of_the_driver_is_no_refusal(kernel: Watched, monkeypatch: pyt
 
 
 class TestOnce:
-    def test_equal_calls_are_bound_once(self, kernel: Watched) -> None:
+    def test_equal_calls_are_bound_once(self, kernel: FakeBackend) -> None:
         for _ in range(3):
             q, k = torch.randn(2, 4, 16, 64), torch.randn(2, 2, 24, 64)
             assert torch.equal(comfy_sage2.attention(q, k, k), torch.ones_like(q))
         assert len(kernel.bound) == 1
 
-    def test_options_by_name_and_together_are_equal(self, kernel: Watched) -> None:
+    def test_options_by_name_and_together_are_equal(self, kernel: FakeBackend) -> None:
         q = torch.randn(2, 4, 16, 64)
         comfy_sage2.attention(q, q, q, mode="4b", smooth_v=True)
         comfy_sage2.attention(q, q, q, options=AttentionOptions("4b", smooth_v=True))
         comfy_sage2.attention(q, q, q, options=AttentionOptions("4b"), smooth_v=True)
         assert len(kernel.bound) == 1
 
-    def test_flags_are_no_part_of_a_signature(self, kernel: Watched) -> None:
+    def test_flags_are_no_part_of_a_signature(self, kernel: FakeBackend) -> None:
         q = torch.randn(2, 4, 16, 64)
         flag = torch.zeros(1, dtype=torch.int32)
         lists = BlockMask.full(16, 16)
@@ -280,13 +284,13 @@ class TestOnce:
             comfy_sage2.attention(q, q, q, block_mask=blocks)
         assert len(kernel.bound) == 2
 
-    def test_through_the_operator_and_past_it(self, kernel: Watched) -> None:
+    def test_through_the_operator_and_past_it(self, kernel: FakeBackend) -> None:
         q = torch.randn(2, 4, 16, 64)
         for tensor in (q, q.clone().requires_grad_()):
             comfy_sage2.attention(tensor, q, q)
         assert len(kernel.bound) == 1
 
-    def test_threads_that_ask_at_once(self, kernel: Watched) -> None:
+    def test_threads_that_ask_at_once(self, kernel: FakeBackend) -> None:
         """Each gets a plan that serves it, and from then on there is one."""
         start = threading.Barrier(2)
         outputs: list[torch.Tensor] = []
@@ -301,7 +305,7 @@ class TestOnce:
         assert 1 <= len(kernel.bound) <= 2
         assert plan(signature()) is plan(signature())
 
-    def test_the_cache_is_bounded(self, kernel: Watched) -> None:
+    def test_the_cache_is_bounded(self, kernel: FakeBackend) -> None:
         form = TensorForm.of(torch.empty(1, 1, 8, 8))
         base = CallSignature(AttentionOptions(), ANYONE, form, form, form)
         for length in range(MOST_PLANS + 50):
@@ -310,15 +314,15 @@ class TestOnce:
         assert plan_module._plan.cache_info().currsize == MOST_PLANS
         assert len(kernel.bound) == MOST_PLANS + 50
 
-    def test_other_backends_are_asked_anew(self, kernel: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_other_backends_are_asked_anew(self, kernel: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         assert planned(plan(signature())).backend is kernel
-        other = Watched("other")
+        other = FakeBackend("other")
         monkeypatch.setattr(registry, "BACKENDS", (other,))
         assert planned(plan(signature())).backend is other
 
 
 class TestPlansOfADenseOne:
-    def test_with_lists(self, kernel: Watched) -> None:
+    def test_with_lists(self, kernel: FakeBackend) -> None:
         q = torch.empty(2, 4, 300, 64)
         dense = planned(plan(signature(q=q, k=q, v=q)))
         listed = planned(listed_plan(dense))
@@ -326,14 +330,14 @@ class TestPlansOfADenseOne:
         lists = BlockMask.full(300, 300, batch=2, heads=4).lists
         assert listed is plan(signature(q=q, k=q, v=q, **with_optional(block_mask=lists), backend="kernel"))
 
-    def test_nobody_else_serves_them(self, able: tuple[Watched, Watched]) -> None:
+    def test_nobody_else_serves_them(self, able: tuple[FakeBackend, FakeBackend]) -> None:
         fast, _ = able
         dense = planned(plan(signature()))
         fast.constraints = (lambda call: None if call.block_mask is None else "no lists",)
         assert refused(listed_plan(dense)).reasons == {"fast": "no lists"}
 
 
-def test_a_plan_runs_what_was_bound(kernel: Watched) -> None:
+def test_a_plan_runs_what_was_bound(kernel: FakeBackend) -> None:
     q, k = torch.randn(2, 16, 4, 64), torch.randn(2, 24, 2, 64)
     bound = planned(plan(signature(q=q, k=k, v=k, **with_options(layout="BNHD"))))
     out, lse = bound.run(q, k, k)

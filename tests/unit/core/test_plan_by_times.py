@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from fake_backend import FakeBackend
+from signatures import planned, refused
 from unit.autotune.made_up_gpus import CUDNN, EIGHT, EIGHT_HALF, FLASH, OWN, WORKS, made_up_gpu
-from watched_backend import Kernels, Package, Watched, planned, refused
 
 from comfy_sage2.autotune import accumulators, store
 from comfy_sage2.autotune.cost_model import TunedChoices
@@ -18,7 +20,7 @@ from comfy_sage2.call.signature import ANY, NAMED, NO_LESS_EXACT, CallSignature,
 from comfy_sage2.dispatch import plan as plan_module
 from comfy_sage2.dispatch import registry
 from comfy_sage2.dispatch.plan import CallPlan, listed_plan, plan
-from comfy_sage2.options import EXACT, MODES, AttentionOptions
+from comfy_sage2.options import AUTO, EXACT, MODES, AttentionOptions
 
 GPU = torch.device("cuda", 0)
 
@@ -30,17 +32,33 @@ def on_gpu(options: AttentionOptions, **changes: Any) -> CallSignature:
     return CallSignature(options, Routing(**changes), form, form, form, **masks)
 
 
+class Kernels(FakeBackend):
+    """Those of a GPU, which have P and V in FP8."""
+
+    def settled(self, signature: CallSignature) -> CallSignature:
+        signature = super().settled(signature)
+        options = signature.options
+        if options.mode not in ("8b", "4b") or options.pv != AUTO:
+            return signature
+        return signature._replace(options=replace(options, pv="fp8"))
+
+
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Keeps the times of `made_up_gpu`, some of them slower by factors; none are known before."""
     monkeypatch.setattr(signature_module, "_capability", lambda device: (8, 9))
     monkeypatch.setattr(accumulators, "_of_device", lambda device: "fp16")
-    exact = [Watched(name, (EXACT,)) for name in ("torch-cudnn", "torch-flash")]
+    exact = [FakeBackend(name, (EXACT,)) for name in ("torch-cudnn", "torch-flash")]
     monkeypatch.setattr(
-        registry, "BACKENDS", (Kernels("sm89"), *exact, Watched("reference", (*MODES, EXACT), accelerated=False))
+        registry,
+        "BACKENDS",
+        (Kernels("sm89"), *exact, FakeBackend("reference", (*MODES, EXACT), accelerated=False)),
     )
     store.forget()
-    monkeypatch.setattr(registry, "PEERS", (Package("kitchen"), Package("sage")))
+    packages = FakeBackend("kitchen"), FakeBackend("sage")
+    for package in packages:
+        package.is_peer = True
+    monkeypatch.setattr(registry, "PEERS", packages)
 
     def keep(
         slower: dict[Candidate, float],
@@ -130,7 +148,9 @@ class TestTimes:
         timed({}, {"kitchen": 0.8, "sage": 0.7})
         assert planned(plan(asked)).backend.name == "sage"
         assert planned(plan(on_gpu(HALF))).reason is None, "nobody asked for other packages"
-        monkeypatch.setattr(Watched, "reason_against", lambda self, signature: "no" if self.name == "sage" else None)
+        monkeypatch.setattr(
+            FakeBackend, "reason_against", lambda self, signature: "no" if self.name == "sage" else None
+        )
         store.changed()
         assert planned(plan(asked)).backend.name == "kitchen"
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MethodType, TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -32,7 +32,7 @@ from ..dispatch.operators import define, run, run_by_the_compiler
 from ..dispatch.plan import Refusal, plan
 from ..options import AUTO, EXACT, AttentionOptions, check_choice
 from ..timing.measure import ensure_timed
-from .torch_attention import DO_NOT_FIT, CallTensors, autocast, in_four_dimensions, reason_for_torch
+from .torch_attention import CallTensors, autocast, fitted
 
 NOT_CALLED = (
     "the attention module did not call scaled_dot_product_attention: set the model's attention backend to 'native'"
@@ -145,13 +145,9 @@ class Patch:
 
         return answering
 
-    def answer(self, call: _TorchCall) -> torch.Tensor | None:
-        """The result of a call of torch's function, or None, counted, when torch has to compute it."""
-        if call.fitting is None:
-            self.fallbacks[call.reason] += 1
-            return None
-        out = self.planned(call.fitting, call.is_causal, call.scale)
-        return None if out is None else out.reshape(call.shape)
+    def count_fallback(self, reason: str) -> None:
+        """Count a call that is left to torch."""
+        self.fallbacks[reason] += 1
 
     def planned(self, inputs: CallTensors, is_causal: bool, scale: float | None) -> torch.Tensor | None:
         """The result of a call by a backend, or None, counted, when torch has to compute it."""
@@ -180,17 +176,9 @@ def _of_call(options: AttentionOptions, is_causal: bool, scale: float | None) ->
     return replace(options, is_causal=is_causal, scale=scale)
 
 
-class _TorchCall(NamedTuple):
-    """A call of torch's function: of this shape of q, and in the form that a plan is made for, or why none can be."""
-
-    shape: torch.Size
-    fitting: CallTensors | None
-    reason: str
-    is_causal: bool
-    scale: float | None
-
-
-def _torch_call(
+def _answered(
+    planned: Callable[[CallTensors, bool, float | None], torch.Tensor | None],
+    count_fallback: Callable[[str], object],
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -199,13 +187,17 @@ def _torch_call(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> _TorchCall:
+) -> torch.Tensor | None:
+    """What `planned` gives for a call of torch's function; None, and a reason counted, where no plan can serve it."""
     inputs = autocast(CallTensors(query, key, value, attn_mask))
-    reason = reason_for_torch(inputs, dropout_p)
-    fitting = in_four_dimensions(inputs) if reason is None else None
-    if fitting is not None and fitting.q.shape[1] != fitting.k.shape[1] and not enable_gqa:
-        reason, fitting = HEADS_DIFFER, None
-    return _TorchCall(inputs.q.shape, fitting, reason or DO_NOT_FIT, is_causal, scale)
+    fitting = fitted(inputs, dropout_p)
+    if not isinstance(fitting, str) and fitting.q.shape[1] != fitting.k.shape[1] and not enable_gqa:
+        fitting = HEADS_DIFFER
+    if isinstance(fitting, str):
+        count_fallback(fitting)
+        return None
+    out = planned(fitting, is_causal, scale)
+    return None if out is None else out.reshape(inputs.q.shape)
 
 
 class _Interceptor(TorchFunctionMode):
@@ -222,7 +214,7 @@ class _Interceptor(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             self.asked = True
-            out = self._owner.answer(_torch_call(*args, **kwargs))
+            out = _answered(self._owner.planned, self._owner.count_fallback, *args, **kwargs)
             if out is not None:
                 return out
         return func(*args, **kwargs)
@@ -238,16 +230,21 @@ class _TracedAttention:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.asked = True
-        call = _torch_call(*args, **kwargs)
-        if call.fitting is None:
-            _count_compiled(self._name, call.reason)
-            # Torch's own again: the class of a tensor may know torch's attention by its place in the module.
-            F.scaled_dot_product_attention = self._torchs
-            try:
-                return self._torchs(*args, **kwargs)
-            finally:
-                F.scaled_dot_product_attention = self
-        return _operator(*call.fitting, call.is_causal, call.scale, self._name).reshape(call.shape)
+        name = self._name
+        out = _answered(
+            lambda inputs, is_causal, scale: _operator(*inputs, is_causal, scale, name),
+            lambda reason: _count_compiled(name, reason),
+            *args,
+            **kwargs,
+        )
+        if out is not None:
+            return out
+        # Torch's own again: the class of a tensor may know torch's attention by its place in the module.
+        F.scaled_dot_product_attention = self._torchs
+        try:
+            return self._torchs(*args, **kwargs)
+        finally:
+            F.scaled_dot_product_attention = self
 
 
 def _traced(name: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -73,6 +73,11 @@ def is_special(tensor: torch.Tensor) -> bool:
     return dispatch is not torch.Tensor.__torch_dispatch__ and not isinstance(tensor, torch._subclasses.FakeTensor)
 
 
+def fitted(inputs: CallTensors, dropout_p: float, layout: str = "BHND") -> CallTensors | str:
+    """The call in the form that a plan is made for, or why torch has to compute it."""
+    return reason_for_torch(inputs, dropout_p) or in_four_dimensions(inputs, layout) or DO_NOT_FIT
+
+
 def in_four_dimensions(inputs: CallTensors, layout: str = "BHND") -> CallTensors | None:
     """The same call with q, k and v of shape (B, H, N, D), or of `layout` as they were; None where they do not fit.
 

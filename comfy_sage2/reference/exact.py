@@ -20,39 +20,53 @@ def exact_attention(
     is_causal: bool = False,
     attn_mask: torch.Tensor | None = None,
     active_blocks: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Plain attention computed and returned in `dtype`; rows that attend to nothing are 0 with an LSE of -inf.
+    """Plain attention computed and returned in `dtype`, with gradients.
 
-    active_blocks: None, or bool (B | 1, Hq | 1, Tq, Tk): which blocks of 128 keys each block of 128 queries attends to.
+    Args:
+        q, k, v: (…, H, N, D), where each head of k and v is for a group of q's, or (N, D).
+        attn_mask: None, or bool (True = attend) or additive, of at least two dimensions.
+        active_blocks: None, or bool (B | 1, Hq | 1, Tq, Tk): which blocks of 128 keys each block of 128 queries attends
+            to.
+        dropout_p: as of torch's function.
+
+    Returns:
+        The output and the LSE (…, H, N). Rows that attend to nothing are 0 with an LSE of -inf.
     """
     # Under autocast the products would be rounded to 16 bits.
     with torch.autocast(q.device.type, enabled=False):
-        scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-        repeats = q.shape[1] // k.shape[1]
+        scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
         k, v = k.to(dtype), v.to(dtype)
+        repeats = group_size(q, k)
         if repeats > 1:
-            k, v = (tensor.repeat_interleave(repeats, dim=1) for tensor in (k, v))
-        k = k.transpose(2, 3)
-        key = torch.arange(k.shape[3], device=q.device)
-        step = max(_TILE_SCORES // (q.shape[0] * q.shape[1] * k.shape[3]), 1)
+            k, v = (tensor.repeat_interleave(repeats, dim=-3) for tensor in (k, v))
+        k = k.transpose(-2, -1)
+        key = torch.arange(k.shape[-1], device=q.device)
+        step = max(_TILE_SCORES // max(math.prod(q.shape[:-2]) * k.shape[-1], 1), 1)
         outs, lses = [], []
-        for start in range(0, q.shape[2], step):
-            scores = (q[:, :, start : start + step].to(dtype) * scale) @ k
+        for start in range(0, max(q.shape[-2], 1), step):
+            scores = (q[..., start : start + step, :].to(dtype) * scale) @ k
             if attn_mask is not None:
-                part = attn_mask if attn_mask.shape[2] == 1 else attn_mask[:, :, start : start + step]
-                if part.dtype == torch.bool:
-                    scores.masked_fill_(~part, -math.inf)
-                else:
-                    scores += part
+                part = attn_mask if attn_mask.shape[-2] == 1 else attn_mask[..., start : start + step, :]
+                scores = scores.masked_fill(~part, -math.inf) if part.dtype == torch.bool else scores + part.to(dtype)
             if is_causal:
-                row = torch.arange(start, start + scores.shape[2], device=q.device)
-                scores.masked_fill_(key > row[:, None], -math.inf)
+                row = torch.arange(start, start + scores.shape[-2], device=q.device)
+                scores = scores.masked_fill(key > row[:, None], -math.inf)
             if active_blocks is not None:
                 rows, keys = slice(start, start + scores.shape[2]), slice(0, scores.shape[3])
                 mask_skipped_blocks_(scores, overlapping(active_blocks, rows, keys), rows, keys)
-            lse = scores.logsumexp(dim=3)
-            shift = lse.masked_fill(lse == -math.inf, 0.0)
-            outs.append(scores.sub_(shift.unsqueeze(3)).exp_() @ v)
+            lse = scores.logsumexp(dim=-1)
+            weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp()
+            outs.append(torch.nn.functional.dropout(weights, dropout_p) @ v)
             lses.append(lse)
-        return torch.cat(outs, dim=2), torch.cat(lses, dim=2)
+        return torch.cat(outs, dim=-2), torch.cat(lses, dim=-1)
+
+
+def group_size(q: torch.Tensor, k: torch.Tensor) -> int:
+    """How many heads of q share one of k; 1 too where one head of q is for all of them."""
+    if q.dim() < 3 or k.dim() < 3:
+        return 1
+    q_heads, kv_heads = q.size(-3), k.size(-3)  # nested tensors have no shape
+    return q_heads // kv_heads if kv_heads and q_heads % kv_heads == 0 else 1

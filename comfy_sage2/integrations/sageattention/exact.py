@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 
 import torch
-from torch.nn.functional import dropout
 
 from ...options import AttentionOptions
+from ...reference.exact import exact_attention, group_size
 from ..torch_attention import CallTensors, is_special
 
 # torch's own: in torch.nn.functional another pack's may stand, which calls `sageattn` and so would come back here.
 _scaled_dot_product_attention = torch._C._nn.scaled_dot_product_attention
-_MOST_SCORES = 1 << 24  # at once where the LSE is asked for: 64 MB in float32
 
 
 def torchs_attention(
@@ -34,7 +33,7 @@ def torchs_attention(
         dropout_p=dropout_p,
         is_causal=options.is_causal and mask is None,
         scale=scale,
-        enable_gqa=True if _group_size(q, k) > 1 else False,  # noqa: SIM210  # of symbolic sizes it is no bool
+        enable_gqa=True if group_size(q, k) > 1 else False,  # noqa: SIM210  # of symbolic sizes it is no bool
     )
     if options.layout == "BNHD":
         out = out.transpose(1, 2)
@@ -55,38 +54,19 @@ def plain_attention(
         if tensor is not None and is_special(tensor):
             kind = f"{type(tensor).__name__} of layout {tensor.layout}"
             raise TypeError(f"[SA-201] with return_lse {name} must be a plain dense tensor with values, got a {kind}")
-    # Under autocast the products would be rounded to 16 bits.
-    with torch.autocast(inputs.q.device.type, enabled=False):
-        out, lse = _computed(inputs, options, scale, dropout_p)
-    return out.contiguous(), lse.float()
-
-
-def _computed(
-    inputs: CallTensors, options: AttentionOptions, scale: float | None, dropout_p: float
-) -> tuple[torch.Tensor, torch.Tensor]:
     q, k, v, mask = _in_torchs_layout(inputs, options)
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    if (size := _group_size(q, k)) > 1:
-        k, v = (tensor.repeat_interleave(size, dim=-3) for tensor in (k, v))
-    keys, values = k.to(dtype).transpose(-2, -1), v.to(dtype)
-    if options.is_causal:
-        mask = _below_the_diagonal(mask, q, k)
-    mask = None if mask is None else _with_rows(mask)
-    step = max(_MOST_SCORES // max(math.prod(q.shape[:-2]) * k.shape[-2], 1), 1)
-    outs, lses = [], []
-    for start in range(0, max(q.shape[-2], 1), step):
-        scores = (q[..., start : start + step, :].to(dtype) * scale) @ keys
-        if mask is not None:
-            rows = mask if mask.shape[-2] == 1 else mask[..., start : start + step, :]
-            scores = scores.masked_fill(~rows, -math.inf) if rows.dtype == torch.bool else scores + rows.to(dtype)
-        lse = scores.logsumexp(-1)
-        weights = (scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)).exp()
-        outs.append(dropout(weights, dropout_p) @ values)
-        lses.append(lse)
-    out, lse = torch.cat(outs, dim=-2).to(q.dtype), torch.cat(lses, dim=-1)
+    out, lse = exact_attention(
+        q,
+        k,
+        v,
+        scale=scale,
+        is_causal=options.is_causal,
+        attn_mask=None if mask is None else _with_rows(mask),
+        dropout_p=dropout_p,
+        dtype=torch.float64 if q.dtype == torch.float64 else torch.float32,
+    )
     out = out.transpose(1, 2) if options.layout == "BNHD" else out
-    return out, lse
+    return out.to(q.dtype).contiguous(), lse.float()
 
 
 def _with_rows(mask: torch.Tensor) -> torch.Tensor:
@@ -96,14 +76,6 @@ def _with_rows(mask: torch.Tensor) -> torch.Tensor:
     return mask
 
 
-def _group_size(q: torch.Tensor, k: torch.Tensor) -> int:
-    """How many heads of q share one of k; 1 too where one head of q is for all of them."""
-    if q.dim() < 3 or k.dim() < 3:
-        return 1
-    q_heads, kv_heads = q.size(-3), k.size(-3)  # nested tensors have no shape
-    return q_heads // kv_heads if kv_heads and q_heads % kv_heads == 0 else 1
-
-
 def _in_torchs_layout(inputs: CallTensors, options: AttentionOptions) -> CallTensors:
     if options.layout == "BHND":
         return inputs
@@ -111,9 +83,7 @@ def _in_torchs_layout(inputs: CallTensors, options: AttentionOptions) -> CallTen
     return CallTensors(q, k, v, inputs.mask)
 
 
-def _below_the_diagonal(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """`mask`, or a mask of all scores, without what `is_causal` hides."""
+def _below_the_diagonal(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """`mask` without what `is_causal` hides."""
     attended = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
-    if mask is None:
-        return attended
     return mask & attended if mask.dtype == torch.bool else mask.masked_fill(~attended, -math.inf)

@@ -28,7 +28,7 @@ from ...dispatch.operators import (
 from ...dispatch.plan import Refusal, plan
 from ...options import AttentionOptions
 from ...text import one_line
-from ..torch_attention import DO_NOT_FIT, CallTensors, autocast, in_four_dimensions, is_special, reason_for_torch
+from ..torch_attention import CallTensors, autocast, fitted, is_special
 from .exact import plain_attention, torchs_attention
 from .offer import wanted_backend
 
@@ -110,10 +110,9 @@ def attend(
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
         raise ValueError(f"[SA-201] q, k and v must have 4 dimensions, (B, N, H, D), got {shapes}")
     inputs = autocast(CallTensors(q, k, v, mask))
-    reason = UNUSUAL_SCALE if scale != options.scale else reason_for_torch(inputs, dropout_p)
-    fitting = None if reason is not None else in_four_dimensions(inputs, options.layout)
-    if fitting is None:
-        count_torchs(reason or DO_NOT_FIT)
+    fitting = UNUSUAL_SCALE if scale != options.scale else fitted(inputs, dropout_p, options.layout)
+    if isinstance(fitting, str):
+        count_torchs(fitting)
         if options.return_lse:
             return plain_attention(inputs, options, scale, dropout_p)
         return exact_output(inputs, options, scale, dropout_p)

@@ -290,10 +290,10 @@ def test_derivatives_in_forward_mode_are_refused_as_by_attention(through: str, o
 
 
 def test_the_lse_needs_no_more_memory_than_a_part_of_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    from comfy_sage2.integrations.sageattention import exact
+    from comfy_sage2.reference import exact
 
     whole = functions.sageattn(*(args := [random(1, 2, 40, 300) for _ in range(3)]), return_lse=True)
-    monkeypatch.setattr(exact, "_MOST_SCORES", 7 * 2 * 40)
+    monkeypatch.setattr(exact, "_TILE_SCORES", 7 * 2 * 40)
     parts = functions.sageattn(*args, return_lse=True)
     for tensor, of_parts in zip(whole, parts, strict=True):
         torch.testing.assert_close(tensor, of_parts)

@@ -189,9 +189,7 @@ class BlockMask:
     def to_dense(self) -> torch.Tensor:
         """The active blocks as bool (B, Hq, Tq, Tk), made of the valid entries alone; no wait for the device."""
         entries, read, outside = _read(self.lists)
-        blocks = entries.shape[3]
-        active = torch.zeros((*entries.shape[:3], blocks + 1), dtype=torch.bool, device=entries.device)
-        return active.scatter_(3, entries.where(read & ~outside, blocks), True)[..., :blocks]
+        return _active(entries, read & ~outside)
 
     def flag_invalid(self) -> None:
         """Set `invalid`, where there is one, to 1 if `check` would raise; no wait for the device. Calls do it."""
@@ -205,24 +203,19 @@ class BlockMask:
         The message names batch, head, block of queries and entry.
         """
         lists = self.lists.cpu()
-        count, entries = lists[..., :1], lists[..., 1:]
-        blocks = entries.shape[3]
+        blocks = lists.shape[3] - 1
         counts, outside, twice = _wrong(lists)
-        self._refuse(count, counts, 0, f"is the count {{}}, expected 0 to {blocks}")
-        self._refuse(entries, outside, 1, f"is block {{}}, expected 0 to {blocks - 1}")
-        self._refuse(entries, twice, 1, "is block {} a second time, expected each block once")
-
-    @staticmethod
-    def _refuse(values: torch.Tensor, wrong: torch.Tensor, first_entry: int, problem: str) -> None:
-        """Raise for the first of `values` that is wrong; the last axis begins with entry `first_entry` of the lists."""
-        places = wrong.nonzero()
-        if not len(places):
-            return
-        batch, head, block, entry = places[0].tolist()
-        raise ValueError(
-            f"[SA-211] lists of batch {batch}, head {head}, block of queries {block}: entry {entry + first_entry} "
-            + problem.format(int(values[batch, head, block, entry]))
-        )
+        for wrong, first_entry, problem in (
+            (counts, 0, f"is the count {{}}, expected 0 to {blocks}"),
+            (outside, 1, f"is block {{}}, expected 0 to {blocks - 1}"),
+            (twice, 1, "is block {} a second time, expected each block once"),
+        ):
+            for batch, head, block, place in wrong.nonzero()[:1].tolist():
+                entry = place + first_entry
+                raise ValueError(
+                    f"[SA-211] lists of batch {batch}, head {head}, block of queries {block}: entry {entry} "
+                    + problem.format(int(lists[batch, head, block, entry]))
+                )
 
 
 def _check_bool(mask: torch.Tensor) -> None:
@@ -244,10 +237,15 @@ def _check_at_least_1(**values: int) -> None:
 
 def _blocks_of_lists(counts: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """Bool (B, H, Tq, Tk) of FlexAttention's counts (B, H, Tq) and numbers of blocks (B, H, Tq, Tk)."""
+    read = torch.arange(numbers.shape[3], device=numbers.device) < counts[..., None]
+    return _active(numbers.long(), read)
+
+
+def _active(numbers: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
+    """Bool (B, H, Tq, Tk) of the numbers of blocks, int64 (B, H, Tq, Tk), that are `read`."""
     blocks = numbers.shape[3]
-    read = torch.arange(blocks, device=numbers.device) < counts[..., None]
     active = torch.zeros((*numbers.shape[:3], blocks + 1), dtype=torch.bool, device=numbers.device)
-    return active.scatter_(3, numbers.long().where(read, blocks), True)[..., :blocks]
+    return active.scatter_(3, numbers.where(read, blocks), True)[..., :blocks]
 
 
 def _overlapping_blocks(blocks: torch.Tensor, axis: int, block_tokens: int, length: int) -> torch.Tensor:

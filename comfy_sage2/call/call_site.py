@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..options import AttentionOptions
@@ -27,40 +26,21 @@ class Layer(NamedTuple):
     head_dim: int
 
 
-@dataclass(eq=False)
-class SiteRecord:
-    """What a node keeps of one call site from call to call of a sampling; several threads may use it.
-
-    Attributes:
-        name: as in `Layer`.
-        layer: its number, as in `CallSite`.
-    """
-
-    name: str
-    layer: int
-
-
 class CallSite(NamedTuple):
     """Where in a sampling an attention call stands.
 
     Attributes:
         layer: the number of the call's name, from 0, in the order in which the names of a sampling first came.
-        layers: calls of one pass; None during the first pass, when the number is not known yet.
         step, steps: sampling step from 0, and the number of steps.
-        kv_length: tokens of k and v.
         name: as in `Layer`.
         is_self: whether q and k come from the same tokens.
-        record: what is kept of it; None outside of a session.
     """
 
     layer: int
-    layers: int | None
     step: int
     steps: int
-    kv_length: int
     name: str = ""
     is_self: bool = True
-    record: SiteRecord | None = None
 
 
 def share_of_steps(step: int, steps: int) -> float:

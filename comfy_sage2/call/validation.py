@@ -16,7 +16,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MASK_DTYPES = (torch.bool, *DTYPES)
 MAX_HEAD_DIM = 256
 
-Target = tuple[int, int, int, int]  # batch, q_heads, q_length, kv_length
+_Target = tuple[int, int, int, int]  # batch, q_heads, q_length, kv_length
 
 
 def check_call(signature: CallSignature) -> None:
@@ -27,25 +27,18 @@ def check_call(signature: CallSignature) -> None:
         ValueError: ranks, devices, sizes or strides that do not fit together.
     """
     q, k = signature.q, signature.k
-    check_tensors(q, k, signature.v, signature.layout)
-    heads, tokens = (signature.layout.index(axis) for axis in "HN")
-    target = (q.shape[0], q.shape[heads], q.shape[tokens], k.shape[tokens])
+    _check_tensors(q, k, signature.v, signature.layout)
+    target = (signature.batch, signature.q_heads, signature.q_length, signature.kv_length)
     if signature.attn_mask is not None:
-        check_mask(signature.attn_mask, target, q.device)
+        _check_mask(signature.attn_mask, target, q.device)
     if signature.block_mask is not None:
-        check_block_mask(signature.block_mask, target, q.device)
-    check_rotated_heads(signature)
+        _check_block_mask(signature.block_mask, target, q.device)
+    _check_rotated_heads(signature)
 
 
-def check_tensors(q: TensorForm, k: TensorForm, v: TensorForm, layout: str) -> None:
-    """Check rank, dtype, device, sizes and strides of q, k, v as the caller passed them, in `layout`.
-
-    Raises:
-        TypeError: an argument has an unsupported dtype, or the dtypes differ.
-        ValueError: rank, device, sizes or strides do not fit together.
-    """
+def _check_tensors(q: TensorForm, k: TensorForm, v: TensorForm, layout: str) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        _check_one(name, tensor, layout)
+        _check_tensor(name, tensor, layout)
     for name, tensor in (("k", k), ("v", v)):
         if tensor.dtype != q.dtype:
             raise TypeError(
@@ -69,7 +62,7 @@ def check_tensors(q: TensorForm, k: TensorForm, v: TensorForm, layout: str) -> N
         )
 
 
-def _check_one(name: str, tensor: TensorForm, layout: str) -> None:
+def _check_tensor(name: str, tensor: TensorForm, layout: str) -> None:
     if len(tensor.shape) != 4:
         raise ValueError(
             f"[SA-201] {name} must have 4 dimensions ({layout}), got {len(tensor.shape)}: shape {tuple(tensor.shape)}"
@@ -86,34 +79,21 @@ def _check_one(name: str, tensor: TensorForm, layout: str) -> None:
 
 
 def check_flags(optional: OptionalTensors, device: torch.device) -> None:
-    """Check the flags that a call sets: one int32 on `device` each.
-
-    Raises:
-        TypeError: another dtype.
-        ValueError: more elements, or another device.
-    """
+    """Check the flags that a call sets, each one int32 on `device`: TypeError for the dtype, else ValueError."""
     for name, flag in (("nonfinite", optional.nonfinite), ("block_mask.invalid", optional.invalid_blocks)):
-        if flag is not None:
-            _check_flag(name, flag, device)
+        if flag is None:
+            continue
+        if flag.dtype != torch.int32:
+            raise TypeError(f"[SA-209] {name} must be an int32 tensor, got {flag.dtype}")
+        if flag.numel() != 1 or flag.device != device:
+            raise ValueError(
+                f"[SA-209] {name} must be one element on q's device {device}, got shape {tuple(flag.shape)} on "
+                f"{flag.device}"
+            )
 
 
-def _check_flag(name: str, flag: torch.Tensor, device: torch.device) -> None:
-    if flag.dtype != torch.int32:
-        raise TypeError(f"[SA-209] {name} must be an int32 tensor, got {flag.dtype}")
-    if flag.numel() != 1 or flag.device != device:
-        raise ValueError(
-            f"[SA-209] {name} must be one element on q's device {device}, got shape {tuple(flag.shape)} on "
-            f"{flag.device}"
-        )
-
-
-def check_rotated_heads(signature: CallSignature) -> None:
-    """Check that the flags of rotated heads fit the call and its option `rotate`; no value is read.
-
-    Raises:
-        TypeError: another dtype.
-        ValueError: another shape or device, none with rotate="given", or some with a choice that has no use for them.
-    """
+def _check_rotated_heads(signature: CallSignature) -> None:
+    """Check that the flags of rotated heads fit the call and its option `rotate`."""
     rotate, flags = signature.options.rotate, signature.rotated_heads
     if flags is None:
         if rotate == GIVEN:
@@ -137,8 +117,7 @@ def check_rotated_heads(signature: CallSignature) -> None:
         raise ValueError(f"[SA-213] rotated_heads must be contiguous, got strides {flags.stride}")
 
 
-def check_mask(mask: TensorForm, target: Target, device: torch.device) -> None:
-    """Check that `mask` broadcasts to `target`; TypeError for an unsupported dtype, else ValueError."""
+def _check_mask(mask: TensorForm, target: _Target, device: torch.device) -> None:
     if mask.dtype not in MASK_DTYPES:
         raise TypeError(
             "[SA-204] attn_mask must be bool (True = attend) or an additive float16, bfloat16 or float32, got "
@@ -157,8 +136,7 @@ def check_mask(mask: TensorForm, target: Target, device: torch.device) -> None:
         )
 
 
-def check_block_mask(lists: TensorForm, target: Target, device: torch.device) -> None:
-    """Check that the tensor of `BlockMask` fits a call of `target`, ValueError; no value is read."""
+def _check_block_mask(lists: TensorForm, target: _Target, device: torch.device) -> None:
     if lists.device != device:
         raise ValueError(f"[SA-211] block_mask must be on q's device {device}, got {lists.device}")
     batch, heads, q_length, kv_length = target

@@ -119,7 +119,7 @@ class CheckedChoice:
 
 def _chosen(dispatcher: Dispatcher, call: AttentionCall) -> Candidate:
     q_length, kv_length = call.lengths
-    decision = dispatcher.choose(call, CallSite(0, None, 0, 1, kv_length, is_self=q_length == kv_length))
+    decision = dispatcher.choose(call, CallSite(0, 0, 1, is_self=q_length == kv_length))
     if decision.backend is None or decision.options is None:
         return Candidate(PLAIN)
     if decision.is_peer:

@@ -86,8 +86,11 @@ class Recorder:
 
     def layer_of(self, name: str) -> int:
         """The number of the call's name, from 0, in the order in which the names of a sampling first came."""
-        with self._lock:
-            return self._layers.setdefault(name, len(self._layers))
+        number = self._layers.get(name)  # mostly: each call asks
+        if number is None:
+            with self._lock:
+                number = self._layers.setdefault(name, len(self._layers))
+        return number
 
     def times_step(self, step: int) -> bool:
         """Whether the calls of `step` are timed: of a long sampling two steps in a row of several, of a short one all.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...call.call_site import CallSite, SiteRecord
+from ...call.call_site import CallSite
 from ..adapter import memory, packs
 from ..adapter.attention_call import AttentionCall, Fallback, Override
 from ..adapter.declared_attention import NONE_DECLARED, DeclaredLayers
@@ -73,7 +73,6 @@ class Session:
         self._follows_node = hasattr(previous, "session")  # another one of this pack
         self._runner = Runner(dispatcher)
         self._watcher: tuple[Override, Override] | None = None
-        self._sites: dict[str, SiteRecord] = {}  # of this sampling, by name
 
     def begin_sampling(
         self,
@@ -90,7 +89,6 @@ class Session:
         self.dispatcher.begin_sampling()
         self.measures_quality = measures_quality
         self.layers = None
-        self._sites = {}
         self.can_repeat = can_repeat
         self.cross_attends = cross_attends
 
@@ -264,14 +262,9 @@ class Session:
         return out
 
     def _call_site(self, call: AttentionCall, model_pass: ModelPass, options: Mapping[str, Any]) -> CallSite:
-        form, is_self = call.form, is_self_attention(call, options, self.cross_attends)
-        name = model_pass.next_call(form.head_dim, block_of(options), is_self)
-        site = self._sites.get(name)
-        if site is None:
-            site = self._sites.setdefault(name, SiteRecord(name, self.record.layer_of(name)))
-        return CallSite(
-            site.layer, self.layers, model_pass.step, self._schedule.steps, form.lengths[1], name, is_self, site
-        )
+        is_self = is_self_attention(call, options, self.cross_attends)
+        name = model_pass.next_call(call.form.head_dim, block_of(options), is_self)
+        return CallSite(self.record.layer_of(name), model_pass.step, self._schedule.steps, name, is_self)
 
     def _previous_owner(self) -> str | None:
         """Who serves the calls that this node leaves, in words; None is ComfyUI's attention."""

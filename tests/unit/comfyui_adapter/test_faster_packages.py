@@ -182,7 +182,7 @@ def test_an_attention_that_the_file_declares_is_not_torchs(monkeypatch: pytest.M
     dispatcher = session_of(own_is_torchs=True, when=WHERE_FASTER).dispatcher
     q, k, v = half()
     for declared, backend in ((None, None), ("sage", "sm90")):
-        decision = dispatcher.choose(AttentionCall(q, k, v, 2, declared=declared), CallSite(0, None, 0, 1, 64))
+        decision = dispatcher.choose(AttentionCall(q, k, v, 2, declared=declared), CallSite(0, 0, 1))
         assert decision.backend == backend
 
 

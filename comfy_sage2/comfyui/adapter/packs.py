@@ -28,8 +28,10 @@ def owner_of(function: object) -> str:
         return one_line(parts[0][:_LONGEST])
     if parts[-1] in _NODES:
         return f"ComfyUI's {_NODES[parts[-1]]}"
-    chosen = _chosen(function)
-    return "ComfyUI's attention node" if chosen is None else f"ComfyUI's attention node ({chosen})"
+    # *Model Attention Backend* has the attention function that it puts in place in a closure.
+    names = (str(getattr(entry, "__name__", "")) for entry in held_by(function))
+    chosen = next((name for name in names if name.startswith("attention")), None)
+    return "ComfyUI's attention node" + ("" if chosen is None else f" ({one_line(chosen[:_LONGEST])})")
 
 
 def pack_around(model_options: Mapping[str, Any]) -> str | None:
@@ -39,13 +41,16 @@ def pack_around(model_options: Mapping[str, Any]) -> str | None:
 
 def pack_within(model: torch.nn.Module) -> str | None:
     """The folder of the pack that has put a function of its own in the place of a method in `model`, or None."""
-    for module in model.modules():
-        for name, value in vars(module).items():
-            if callable(value) and callable(getattr(type(module), name, None)):
-                pack = _pack_of(getattr(value, "__func__", value))
-                if pack is not None:
-                    return pack
-    return None
+    functions = (value for module in model.modules() for value in replaced_methods(module))
+    packs = (_pack_of(getattr(function, "__func__", function)) for function in functions)
+    return next((pack for pack in packs if pack is not None), None)
+
+
+def replaced_methods(module: torch.nn.Module) -> Iterator[object]:
+    """The functions that were put on this very module in the place of methods of its class, such as its forward."""
+    for name, value in vars(module).items():
+        if callable(value) and callable(getattr(type(module), name, None)):
+            yield value
 
 
 def _pack_of(function: object) -> str | None:
@@ -89,14 +94,6 @@ def own_is_torchs() -> bool:
         return getattr(comfyui_attention(), "__name__", "") == "attention_pytorch"
     except ImportError:
         return False
-
-
-def _chosen(function: object) -> str | None:
-    """The attention function that ComfyUI's *Model Attention Backend* has put behind `function`, by its name."""
-    if not _is_core(_parts(function)):
-        return None
-    names = (str(getattr(entry, "__name__", "")) for entry in held_by(function))
-    return next((one_line(name[:_LONGEST]) for name in names if name.startswith("attention")), None)
 
 
 def held_by(function: object) -> Iterator[object]:

@@ -33,7 +33,8 @@ def running_prompt() -> str | None:
 def reads_times() -> bool:
     """Whether a report node of this run will read how long calls took; True where that cannot be told."""
     prompts = _own_prompts()
-    return not prompts or any(_has_report(prompt) for prompt in prompts)
+    kinds = {kind for prompt in prompts for kind, _ in _nodes(prompt)}
+    return not prompts or REPORT in kinds or not all(isinstance(prompt, Mapping) for prompt in prompts)
 
 
 def measures_quality() -> bool:
@@ -67,11 +68,6 @@ def _running_items() -> list[Sequence[Any]]:
     running: Any = getattr(getattr(server, "prompt_queue", None), "currently_running", None)
     items = list(running.values()) if isinstance(running, Mapping) else []
     return [item for item in items if isinstance(item, (tuple, list)) and len(item) > 2]
-
-
-def _has_report(prompt: object) -> bool:
-    """Whether one of the nodes of a run is a report; True where they are not to be seen."""
-    return not isinstance(prompt, Mapping) or any(kind == REPORT for kind, _ in _nodes(prompt))
 
 
 def _nodes(prompt: object) -> Iterable[tuple[str, Mapping[str, Any]]]:

@@ -150,15 +150,10 @@ def _model_keeps_nothing(model: Any, model_options: Mapping[str, Any]) -> bool:
     diffusion_model = getattr(model.model, DIFFUSION_MODEL, None)
     if not isinstance(diffusion_model, torch.nn.Module):
         return True
-    return not any(_is_hooked(module) for module in diffusion_model.modules())
-
-
-def _is_hooked(module: torch.nn.Module) -> bool:
-    """Whether a function was put on this very module: in a method's place, such as its forward, or a hook around it."""
-    replaced = any(
-        callable(value) and callable(getattr(type(module), name, None)) for name, value in vars(module).items()
+    return not any(
+        module._forward_hooks or module._forward_pre_hooks or any(True for _ in packs.replaced_methods(module))
+        for module in diffusion_model.modules()
     )
-    return replaced or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
 
 
 def _pass_keeps_nothing(control: Any, options: Mapping[str, Any]) -> bool:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import time
 from functools import lru_cache
-from typing import Protocol
 
 import torch
 
 from ...backends.launches import current_stream
 
 
-class Timer(Protocol):
-    """A running or stopped measurement."""
+class Timer:
+    """A running or stopped measurement. One of this very class measures nothing."""
 
     def stop(self) -> None:
         """End the measurement; what was enqueued so far belongs to it."""
 
     def seconds(self) -> float:
         """The time between start and stop; may wait for the device."""
+        return 0.0
 
 
-class _CpuTimer:
+NO_TIMER = Timer()  # of a call whose time nobody will read
+
+
+class _CpuTimer(Timer):
     def __init__(self) -> None:
         self._started = time.perf_counter()
         self._elapsed = 0.0
@@ -33,7 +36,7 @@ class _CpuTimer:
         return self._elapsed
 
 
-class _CudaTimer:
+class _CudaTimer(Timer):
     def __init__(self, device: torch.device) -> None:
         self._stream = _stream_of(device.index, current_stream(device))
         self._started = torch.cuda.Event(enable_timing=True)
@@ -52,17 +55,6 @@ class _CudaTimer:
 def _stream_of(index: int | None, handle: int) -> torch.cuda.Stream:
     """The stream of this handle, which is the current one of GPU `index`: to make the object takes 6 us."""
     return torch.cuda.current_stream(index)
-
-
-class _NoTimer:
-    def stop(self) -> None:
-        pass
-
-    def seconds(self) -> float:
-        return 0.0
-
-
-NO_TIMER: Timer = _NoTimer()  # of a call whose time nobody will read
 
 
 def start_timer(device: torch.device) -> Timer:

@@ -190,17 +190,12 @@ def reason_unavailable(architecture: str) -> str | None:
     Covers the module and the driver, not the GPU. The answer is kept for the life of the process.
     """
     try:
-        return _driver_reason(load(architecture))
+        module = load(architecture)
+        driver, needed = module.driver_version(), module.minimum_driver_version
     except KernelUnavailable as error:
         return str(error)
-
-
-def _driver_reason(module: ModuleType) -> str | None:
-    try:
-        driver = module.driver_version()
     except (RuntimeError, ValueError) as error:  # ValueError: the system's text about the driver is not UTF-8
         return f"[SA-101] {error}"
-    needed = module.minimum_driver_version
     if driver >= needed:
         return None
     return (

@@ -11,6 +11,8 @@ Q and K of a head share the choice, since their product is what does not change;
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from .formats import INT4_CLIPPED, NumberFormat
@@ -49,75 +51,55 @@ def rotation_gains(
     if hidden is not None:
         shown = shown & ~hidden
     heads = q.shape[1] // k.shape[1]
-    keys = _Sums(k, formats, by_token=(False, False))
-    queries = _Sums(k, formats, by_token=(schemes[0].q == "token", schemes[1].q == "token"))
+    keys, queries = [], []  # (B, Hkv, tokens, D), each with the keys that count or the numbers of the queries' groups
     for number in range(KEY_GROUPS):
         block = _tokens(number, KEY_GROUPS, KEY_BLOCK, k)
         group = block[block % 8 // 2 == number % KEY_PLACES]
-        keys.add_keys(k[:, :, group], shown[:, group])
+        keys.append((k[:, :, group], shown[:, group]))
     for number in range(QUERY_GROUPS):
         block = _tokens(number, QUERY_GROUPS, QUERY_BLOCK, q)
         place = block[block % QUERY_GROUPS == number]
         tokens = q[:, number % heads :: heads, place]
         if smooth_q and len(place):
             tokens = tokens - tokens.mean(dim=2, keepdim=True)
-        queries.add_queries(tokens, place // 32)
-    as_they_are, rotated = (queries.energy * keys.scales[i] + keys.energy * queries.scales[i] for i in range(2))
+        queries.append((tokens, place // 32))
+    keys, queries = ([entry for entry in sample if entry[0].shape[2]] for sample in (keys, queries))
+    key_energy = _mean((x.square().sum(dim=(2, 3)), counted.sum(dim=1, keepdim=True)) for x, counted in keys)
+    query_energy = _mean((x.square().sum(dim=(2, 3)), x.shape[2]) for x, _ in queries)
+    errors = []
+    for number_format, scheme, turn in zip(formats, schemes, (lambda x: x, _rotated), strict=True):
+        maximum = 1.0 if number_format.maximum is None else number_format.maximum
+        key_scale = _mean(
+            ((turn(x).abs().amax(dim=(2, 3)) / maximum).square(), counted.any(dim=1, keepdim=True))
+            for x, counted in keys
+        )
+        query_scales = [_scales(turn(x), None if scheme.q == "token" else group) / maximum for x, group in queries]
+        query_scale = _mean((scales.square().sum(dim=2), scales.shape[2]) for scales in query_scales)
+        errors.append(query_energy * key_scale + key_energy * query_scale)
+    as_they_are, rotated = errors
     margin = MARGIN_OF_CLIPPED if formats[1] is INT4_CLIPPED else MARGIN
     return rotated < margin * as_they_are
 
 
-class _Sums:
-    """Energy of a token and squared scale of a group, both means over a sample; each (B, H)."""
-
-    def __init__(
-        self, x: torch.Tensor, formats: tuple[NumberFormat, NumberFormat], by_token: tuple[bool, bool]
-    ) -> None:
-        self._maxima = [1.0 if number_format.maximum is None else number_format.maximum for number_format in formats]
-        self._by_token = by_token
-        zeros = x.new_zeros(*x.shape[:2], dtype=torch.float32)
-        self._energy, self._tokens = zeros, zeros
-        self._squares, self._groups = [zeros, zeros], [zeros, zeros]
-
-    def add_keys(self, x: torch.Tensor, shown: torch.Tensor) -> None:
-        """A group of keys x (B, H, tokens, D), of which `shown` (B, tokens) count; the others are zeros."""
-        if x.shape[2] == 0:
-            return
-        self._add(x, shown.sum(dim=1, keepdim=True))
-        for i, values in enumerate(_both(x)):
-            amax = values.abs().amax(dim=(2, 3)) / self._maxima[i]
-            self._squares[i] = self._squares[i] + amax.square()
-            self._groups[i] = self._groups[i] + shown.any(dim=1, keepdim=True)
-
-    def add_queries(self, x: torch.Tensor, group: torch.Tensor) -> None:
-        """Tokens of Q x (B, H, tokens, D), in groups by number (tokens,) where a token has no scale of its own."""
-        if x.shape[2] == 0:
-            return
-        self._add(x, x.shape[2])
-        for i, values in enumerate(_both(x)):
-            amax = values.abs().amax(dim=3) / self._maxima[i]
-            if not self._by_token[i]:
-                amax = torch.stack([amax[:, :, group == number].amax(dim=2) for number in group.unique()], dim=2)
-            self._squares[i] = self._squares[i] + amax.square().sum(dim=2)
-            self._groups[i] = self._groups[i] + amax.shape[2]
-
-    def _add(self, x: torch.Tensor, tokens: torch.Tensor | int) -> None:
-        self._energy = self._energy + x.square().sum(dim=(2, 3))
-        self._tokens = self._tokens + tokens
-
-    @property
-    def energy(self) -> torch.Tensor:
-        return self._energy / self._tokens
-
-    @property
-    def scales(self) -> list[torch.Tensor]:
-        return [squares / groups for squares, groups in zip(self._squares, self._groups, strict=True)]
+def _mean(parts: Iterable[tuple[torch.Tensor, torch.Tensor | int]]) -> torch.Tensor:
+    """The sum of the first of each pair, over that of the second."""
+    sums, counts = zip(*parts, strict=True)
+    mean: torch.Tensor = sum(sums) / sum(counts)
+    return mean
 
 
-def _both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x and x rotated, of the same length."""
+def _scales(x: torch.Tensor, group: torch.Tensor | None) -> torch.Tensor:
+    """The largest magnitude of each group, or of each token without groups, of x (B, H, tokens, D): (B, H, groups)."""
+    amax = x.abs().amax(dim=3)
+    if group is None:
+        return amax
+    return torch.stack([amax[:, :, group == number].amax(dim=2) for number in group.unique()], dim=2)
+
+
+def _rotated(x: torch.Tensor) -> torch.Tensor:
+    """x rotated, of the same length."""
     rotated = rotate(x)
-    return x, rotated * rotated.shape[-1] ** -0.5
+    return rotated * rotated.shape[-1] ** -0.5
 
 
 def _tokens(number: int, groups: int, block: int, x: torch.Tensor) -> torch.Tensor:

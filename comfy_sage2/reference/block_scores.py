@@ -21,7 +21,7 @@ def pool_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     x: (..., N, D), any float dtype. Returns (..., pools, D) and (pools,), float32, or float64 for a float64 `x`.
     """
-    x = x.to(_dtype_of(x))
+    x = x.to(dtype_of(x))
     length = x.shape[-2]
     pools = -(-length // POOL_TOKENS)
     counts = x.new_full((pools,), float(POOL_TOKENS))
@@ -48,7 +48,7 @@ def block_scores(q: torch.Tensor, k: torch.Tensor, *, scale: float, block_means:
         of its block NaN, in one of K those of its head. float64 inputs are computed and returned in float64.
     """
     shape = (q.shape[0], q.shape[1], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
-    scores = q.new_empty(shape, dtype=_dtype_of(q))
+    scores = q.new_empty(shape, dtype=dtype_of(q))
     group = q.shape[1] // k.shape[1]
     # Under autocast the products would be rounded to 16 bits.
     with torch.autocast(q.device.type, enabled=False):
@@ -86,17 +86,14 @@ def _sums_of_blocks(of_pools: torch.Tensor) -> torch.Tensor:
     return sums
 
 
-def _dtype_of(x: torch.Tensor) -> torch.dtype:
+def dtype_of(x: torch.Tensor) -> torch.dtype:
+    """That in which `x` is computed: float64 for float64, else float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def highest_blocks(scores: torch.Tensor, count: int) -> torch.Tensor:
     """The `count` highest scores of each row (..., Tk), as bool: NaN counts as the highest, ties go to lower blocks."""
-    order = scores.sort(
-        dim=-1,
-        descending=True,
-        stable=True,
-    ).indices[..., :count]
+    order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, True)
 
 

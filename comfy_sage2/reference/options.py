@@ -101,20 +101,24 @@ class ReferenceOptions:
         if options.mode == "4b":
             numerics = replace(numerics, qk_format=INT4, smooth_q=True, clip_rotated=True)
         if options.pv == "int8":
-            numerics = replace(
-                numerics,
-                p_format=UINT8,
-                v_format=INT8,
-                v_tile=groups.block_k,
-                p_of_step=True,
-                accumulator=ACCUMULATE_FP32,
-            )
-        if options.pv == "mxfp8":
+            numerics = replace(numerics, p_format=UINT8, v_format=INT8, v_tile=groups.block_k, p_of_step=True)
+        if options.pv in ("int8", "mxfp8"):
             numerics = replace(numerics, accumulator=ACCUMULATE_FP32)
         if options.pv_accumulator == "fp16":
             numerics = replace(numerics, accumulator=ACCUMULATE_FP16, v_maximum=FP16_ACCUMULATOR_V_MAXIMUM)
-        if options.pv == "fp16" or (options.mode == "precise" and options.pv_accumulator == "fp16"):
-            numerics = _in_halves(numerics, options)
+        # "precise" with FP32 sums keeps V as it is.
+        in_halves = options.pv_accumulator == "fp16" if options.mode == "precise" else options.pv == "fp16"
+        if in_halves:
+            accumulator = replace(numerics.accumulator, keys_per_instruction=16)
+            numerics = replace(
+                numerics,
+                p_format=FP16,
+                v_format=FP16,
+                p_maximum=P_MAXIMUM_IN_HALVES,
+                v_powers_of_two=options.mode == "precise",
+                accumulator=ACCUMULATE_FP32 if options.pv_accumulator == "fp32" else accumulator,
+                sum_quantized_p=False,
+            )
         return numerics
 
     def of_heads(self, *, rotated: bool) -> ReferenceOptions:
@@ -122,21 +126,3 @@ class ReferenceOptions:
         if not (rotated and self.clip_rotated):
             return replace(self, rotate=rotated)
         return replace(self, rotate=True, qk_format=INT4_CLIPPED, groups=replace(self.groups, q="token"))
-
-
-def _in_halves(numerics: ReferenceOptions, options: AttentionOptions) -> ReferenceOptions:
-    """`numerics` with P and V in fp16, unless they are those of "precise" with FP32 sums."""
-    if options.mode == "precise" and options.pv_accumulator == "fp32":
-        return numerics
-    accumulator = replace(numerics.accumulator, keys_per_instruction=16)
-    if options.pv_accumulator == "fp32":
-        accumulator = ACCUMULATE_FP32
-    return replace(
-        numerics,
-        p_format=FP16,
-        v_format=FP16,
-        p_maximum=P_MAXIMUM_IN_HALVES,
-        v_powers_of_two=options.mode == "precise",
-        accumulator=accumulator,
-        sum_quantized_p=False,
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..block_mask import BLOCK_TOKENS
-from .block_scores import POOL_TOKENS, POOLS_OF_BLOCK, pool_tokens
+from .block_scores import POOL_TOKENS, POOLS_OF_BLOCK, dtype_of, pool_tokens
 
 CENTER_TOKENS = 64
 
@@ -41,17 +41,13 @@ def add_pooled_tail_(
     """
     batch, q_heads, q_length, _ = q.shape
     group = q_heads // k.shape[1]
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     active_blocks = active_blocks.expand(batch, q_heads, -1, -1)
     # Under autocast the products would be rounded to 16 bits.
     with torch.autocast(q.device.type, enabled=False):
         for b in range(batch):
             for head in range(q_heads):
-                queries, keys, values = (
-                    q[b, head].to(dtype),
-                    k[b, head // group].to(dtype),
-                    v[b, head // group].to(dtype),
-                )
+                own = q[b, head], k[b, head // group], v[b, head // group]
+                queries, keys, values = (tensor.to(dtype_of(q)) for tensor in own)
                 center = center_of(keys)
                 key_means, counts = _block_means(keys - center)
                 value_means, _ = _block_means(values)
@@ -62,15 +58,15 @@ def add_pooled_tail_(
                 of_pools = scores.logsumexp(dim=1)
                 # A sub-pool without a tail has no probabilities: 0 in the place of -inf keeps NaN away.
                 shares = (scores - of_pools.masked_fill(of_pools == -torch.inf, 0.0)[:, None]).exp()
-                own = torch.arange(q_length, device=q.device) // POOL_TOKENS
-                tails = of_pools[own] + (queries @ center.T * scale)[:, 0]
-                lists = lse[b, head].to(dtype)
+                pool = torch.arange(q_length, device=q.device) // POOL_TOKENS  # of each query
+                tails = of_pools[pool] + (queries @ center.T * scale)[:, 0]
+                lists = lse[b, head].to(queries.dtype)
                 both = torch.logaddexp(lists, tails)
                 corrected = (
-                    out[b, head].to(dtype) * (lists - both).exp()[:, None]
-                    + (shares @ value_means)[own] * (tails - both).exp()[:, None]
+                    out[b, head].to(queries.dtype) * (lists - both).exp()[:, None]
+                    + (shares @ value_means)[pool] * (tails - both).exp()[:, None]
                 )
-                has_tail = of_pools[own] != -torch.inf
+                has_tail = of_pools[pool] != -torch.inf
                 out[b, head] = torch.where(has_tail[:, None], corrected.to(out.dtype), out[b, head])
                 lse[b, head] = torch.where(has_tail, both.to(lse.dtype), lse[b, head])
 

@@ -80,7 +80,7 @@ def test_an_encoding_that_lacks_the_folders_letters(pack: Plugin) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="descriptors are closed by a shell")
-@pytest.mark.parametrize("console", ["> /dev/full", ">&- 2>&-"])
+@pytest.mark.parametrize("console", ["> /dev/full", pytest.param(">&- 2>&-", marks=pytest.mark.exhaustive)])
 def test_a_console_that_takes_nothing_does_not_change_the_exit_code(pack: Plugin, console: str) -> None:
     script = f"set -o pipefail; {sys.executable} install.py {console}"
     process = subprocess.run(

@@ -121,9 +121,11 @@ for mode in {modes}:
 """)
 
 
-def test_the_library_enqueues_the_phases(kernels: Binding, architecture: kernel_table.Architecture) -> None:
+@pytest.mark.parametrize("name", ["sm90", "sm80"])
+def test_the_library_enqueues_the_phases(kernels_of: Callable[[kernel_table.Architecture], Binding], name: str) -> None:
     """With the fields that these modules want of a call: the kernels of the two phases are those of the whole."""
-    kernels.run(f"""{LOGGED}
+    architecture = kernel_table.read(name)
+    kernels_of(architecture).run(f"""{LOGGED}
 sys.path.insert(0, {str(ROOT)!r})
 import torch
 from comfy_sage2.backends import kernel_call, launches

@@ -82,6 +82,7 @@ def test_what_only_a_gpu_can_do_says_so_in_one_line(command: str, monkeypatch: p
         laboratory.main([command])
 
 
+@pytest.mark.slow
 def test_a_python_that_comfyui_cannot_run_in_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "main.py").touch()
     (tmp_path / "comfy").mkdir()

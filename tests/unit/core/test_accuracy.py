@@ -53,6 +53,7 @@ def test_8b_criterion(long_gaussian: Any) -> None:
     assert_near(out, expected, "8b", 0.039)
 
 
+@pytest.mark.exhaustive
 def test_8b_criterion_with_hopper_groups(long_gaussian: Any) -> None:
     (q, k, v), expected = long_gaussian
     out, _ = reference_attention(q, k, v, ReferenceOptions.of(AttentionOptions(), groups=HOPPER_8B))
@@ -60,6 +61,7 @@ def test_8b_criterion_with_hopper_groups(long_gaussian: Any) -> None:
     assert_near(out, expected, "8b", 0.039)
 
 
+@pytest.mark.exhaustive
 def test_4b_stays_near_its_measured_accuracy(long_gaussian: Any) -> None:
     inputs, expected = long_gaussian
     out = comfy_sage2.attention(*inputs, mode="4b", backend="reference")

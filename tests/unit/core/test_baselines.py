@@ -57,6 +57,7 @@ def test_hadamard_spreads_a_single_outlier_channel() -> None:
     assert relative_l1(baselines.hadamard_attention(q, k, v)[0], oracle(q, k, v)[0]) < 0.8 * plain
 
 
+@pytest.mark.slow
 def test_errors_are_those_measured_of_the_real_kernels() -> None:
     # Measured on a Hopper GPU for this input: sageattention 1.0.6 relative L1 0.0132, FlashAttention-3 FP8 0.0523.
     q, k, v = (torch.randn(1, 2, 2048, 128) for _ in range(3))

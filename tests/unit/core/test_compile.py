@@ -17,7 +17,7 @@ from comfy_sage2.options import AttentionOptions
 
 pytestmark = pytest.mark.torch_api
 
-BACKENDS = ["aot_eager"] + ([pytest.param("inductor", marks=pytest.mark.slow)] if shutil.which("g++") else [])
+BACKENDS = ["aot_eager"] + ([pytest.param("inductor", marks=pytest.mark.exhaustive)] if shutil.which("g++") else [])
 
 
 def block(

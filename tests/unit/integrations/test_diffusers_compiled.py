@@ -18,6 +18,9 @@ from comfy_sage2.integrations.torch_attention import HAS_DROPOUT, IS_SPECIAL, NE
 pytestmark = [pytest.mark.torch_api, pytest.mark.usefixtures("fresh_compiler")]
 
 torchs = F.scaled_dot_product_attention
+in_both_ways = pytest.mark.parametrize(
+    "compiles", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"]
+)
 
 
 @pytest.fixture
@@ -128,7 +131,7 @@ CALLS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str | None]] = {
 }
 
 
-@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@in_both_ways
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_of_every_form(name: str, compiles: bool) -> None:
     """In a graph of any size: the compiler takes all numbers for sizes of any value, that of a second patch too."""
@@ -147,7 +150,7 @@ def test_calls_of_every_form(name: str, compiles: bool) -> None:
             assert not patched.calls and [reason in fallback for fallback in patched.fallbacks] == [True]
 
 
-@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@in_both_ways
 def test_gradients_are_torchs(compiles: bool) -> None:
     model = Attention(attended)
     x = torch.randn(2, 4, 24, 32, requires_grad=True)
@@ -157,7 +160,7 @@ def test_gradients_are_torchs(compiles: bool) -> None:
     assert patched.fallbacks == {NEEDS_DERIVATIVE: 1}
 
 
-@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@in_both_ways
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_autocast_gives_the_dtype(compiles: bool, dtype: torch.dtype) -> None:
     """q and k stay in float32 behind a layer_norm, and v is of 16 bits."""

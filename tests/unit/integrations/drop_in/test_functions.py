@@ -151,7 +151,7 @@ def test_comfyui_finds_the_mask_among_the_parameters() -> None:
     assert "attn_mask" in inspect.signature(functions.sageattn).parameters
 
 
-@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("layout", ["HND", pytest.param("NHD", marks=pytest.mark.slow)])
 def test_a_compiled_call_does_not_break_the_graph(layout: str) -> None:
     def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = functions.sageattn(q, k, v, tensor_layout=layout, smooth_k=False, sm_scale=None)

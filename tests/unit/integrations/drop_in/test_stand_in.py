@@ -290,7 +290,7 @@ print("library:", sys.modules["comfy_sage2"].__file__, sum(name.endswith("comfy_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("serves", [True, False])
+@pytest.mark.parametrize("serves", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_a_fresh_process_and_diffusers(serves: bool) -> None:
     """The library is imported once, from the pack's folder; diffusers takes what its metadata and import say."""
     code = PROCESS.format(script=str(REPOSITORY / "prestartup_script.py")) + DIFFUSERS

@@ -243,6 +243,7 @@ def test_tensors_without_memory_are_torchs() -> None:
     assert "SA-201" in serving.calls.lines()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", ["dropout", "head_dim of v", "batch of one", "gradient", "grouped, another head_dim", "scale"]
 )
@@ -319,6 +320,7 @@ def test_a_stride_in_the_last_dimension_is_copied_away(which: str) -> None:
     assert serving.calls.lines() == ["Calls of sageattention since the start: 2 by reference, 8b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["3-D", "a mask by position", "head_dim of v", "6-D", "names", "batches that broadcast"]
 )

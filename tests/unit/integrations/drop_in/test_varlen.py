@@ -101,6 +101,7 @@ def test_gradients_and_odd_scales(scale: float | None) -> None:
     assert is_close(out.detach(), wanted(q, q, q, [0, 5, 14], [0, 5, 14], scale=scale))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [None, 0.3, -0.2, 0.0])
 def test_a_compiled_call_does_not_break_the_graph(scale: float | None) -> None:
     q, starts = packed(5, 9)

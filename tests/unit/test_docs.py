@@ -158,3 +158,40 @@ def test_no_picture_is_left_over(pages: dict[str, str]) -> None:
     everything = "\n".join(pages.values())
     pictures = [*(REPOSITORY / "docs" / "images").iterdir(), *(REPOSITORY / "web" / "docs" / "images").iterdir()]
     assert [picture.name for picture in pictures if picture.name not in everything] == []
+
+
+REASON_CODE = re.compile(r"SA-\d{3}")
+
+
+def codes(*patterns: str) -> set[str]:
+    """The codes that the files of these patterns name."""
+    files = [file for pattern in patterns for file in REPOSITORY.glob(pattern)]
+    return {code for file in files for code in REASON_CODE.findall(file.read_text(encoding="utf-8"))}
+
+
+def rows() -> list[str]:
+    text = (REPOSITORY / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| (SA-\d{3}) \|", text, re.MULTILINE)
+
+
+def test_every_code_is_explained_once() -> None:
+    given = codes("comfy_sage2/**/*.py", "*.py")
+    assert len(given) > 40
+    assert given - set(rows()) == set(), "codes without a row"
+    assert set(rows()) - given == set(), "rows without a message"
+    assert rows() == sorted(set(rows())), "each code once, in order"
+
+
+def test_codes_on_other_pages_are_explained() -> None:
+    named = codes("README.md", "docs/**/*.md", "web/**/*.md", "web/**/*.js", "locales/**/*.json", "workflows/**/*.json")
+    assert named - set(rows()) == set()
+
+
+CSRC = REPOSITORY / "csrc"
+
+
+def test_what_the_code_cites_is_there() -> None:
+    known = set(re.findall(r"^\| (E\d{3}) \|", (CSRC / "EXPERIMENTS.md").read_text(encoding="utf-8"), re.MULTILINE))
+    sources = [file for file in CSRC.rglob("*") if file.suffix in {".h", ".cuh", ".cu", ".cpp", ".md"}]
+    cited = {number for file in sources for number in re.findall(r"\bE\d{3}\b", file.read_text(encoding="utf-8"))}
+    assert cited and cited <= known

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import subprocess
 from pathlib import Path
+
+import pytest
 
 import comfy_sage2
 
@@ -52,3 +56,52 @@ def test_the_workflows_of_github_name_what_there_is() -> None:
     versions = {version.replace(".", "") for version in re.findall(r'"([\d.]+)"', tested[0])}
     cpythons = re.search(r"cp31\{(.*?)\}", text("packages/kernels/pyproject.toml.in"))
     assert cpythons is not None and versions == {f"31{minor}" for minor in cpythons[1].split(",")}
+
+
+# Windows has 260 characters for a whole path, of which ComfyUI's custom_nodes in a user's folder take most.
+LONGEST_PATH = 80
+BINARY = {".whl", ".safetensors", ".webp", ".png", ".jpg", ".jpeg", ".gif", ".mp4", ".npz", ".bin", ".pt"}
+MOST_WHEEL_BYTES, MOST_PICTURE_BYTES = 7_000_000, 2_500_000
+# Of the demo: 20 MB that a clone keeps of each training.
+MODELS = REPOSITORY / "lab" / "models" / "demo"
+WEIGHTS = {  # the start of their SHA-256
+    "demo_caption_classifier_fp16.safetensors": "c62b7dda3c2e2162f710becc7a4fbd46",
+    "text_encoders/demo_captions.safetensors": "95c7911776449cc175957fc61d1bbfc6",
+    "diffusion_models/demo_wan21_t2v_fp16.safetensors": "b0a55f2c2a65c7d026c1c8ba4fbcb9b9",
+    "vae/demo_wan21_vae_fp16.safetensors": "3635bd16c75b7ee3a2a05434bdecee10",
+}
+
+
+@pytest.fixture(scope="module")
+def tracked() -> dict[str, int]:
+    """The files that git knows, with their bytes."""
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if listing.returncode != 0:
+        pytest.skip("not a git checkout")
+    paths = {name: REPOSITORY / name for name in listing.stdout.split("\0") if name}
+    return {name: path.stat().st_size for name, path in paths.items() if path.is_file()}
+
+
+def test_no_path_is_long(tracked: dict[str, int]) -> None:
+    assert [name for name in tracked if len(name) > LONGEST_PATH] == []
+
+
+def test_binary_files_are_few_bytes(tracked: dict[str, int]) -> None:
+    binary = {name: size for name, size in tracked.items() if Path(name).suffix.lower() in BINARY}
+    wheels = sum(size for name, size in binary.items() if name.endswith(".whl"))
+    pictures = sum(size for name, size in binary.items() if not name.endswith((".whl", ".safetensors")))
+    assert wheels <= MOST_WHEEL_BYTES and 0 < pictures <= MOST_PICTURE_BYTES
+
+
+def test_every_other_file_is_a_text(tracked: dict[str, int]) -> None:
+    """So that the bytes above are all."""
+    texts = [name for name in tracked if Path(name).suffix.lower() not in BINARY]
+    assert len(texts) > 500
+    assert [name for name in texts if b"\0" in (REPOSITORY / name).read_bytes()] == []
+
+
+def test_the_demos_weights_are_not_trained_anew(tracked: dict[str, int]) -> None:
+    digests = {name: hashlib.sha256((MODELS / name).read_bytes()).hexdigest()[:32] for name in WEIGHTS}
+    assert digests == WEIGHTS
+    weights = {name for name in tracked if name.endswith(".safetensors")}
+    assert weights == {(MODELS / name).relative_to(REPOSITORY).as_posix() for name in WEIGHTS}

@@ -20,9 +20,12 @@ from comfy_sage2.comfyui.report.picture import (
     draw,
     figures,
 )
+from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session.record import Decision, Share, SpeedComparison
 from comfy_sage2.comfyui.session.session import Session
+from comfy_sage2.comfyui.settings import ALWAYS
 from comfy_sage2.options import AttentionOptions
+from tools import report_picture
 
 from .test_report import BY_KERNEL, Watch, recorded, session_of
 from .test_verdict import close, summary_of
@@ -113,3 +116,14 @@ def test_hostile_reasons_are_drawn_within_the_margins(text: str, monkeypatch: py
         assert set(colors_of(image.crop((WIDTH - MARGIN + 1, 0, WIDTH, HEIGHT)))) == {BACKGROUND}
         assert set(colors_of(image.crop((0, HEIGHT - MARGIN + 8, WIDTH, HEIGHT)))) == {BACKGROUND}
     assert len(measured) < 800 and sum(measured) < 600_000
+
+
+def test_the_report_is_of_all_layers_and_steps() -> None:
+    sizes = report_picture.Sizes(tokens=40, text_tokens=16, layers=2, heads=2, head_dim=64, ffn=64)
+    settings = replace(report_picture.SETTINGS, backend="reference", when=ALWAYS)
+    session = report_picture.sampled(sizes, torch.device("cpu"), settings, steps=3)
+    summary = session.record.summary()
+    assert (summary.layers, summary.steps, summary.calls) == (4, 3, 12)
+    assert len(summary.agreement) == 12 and summary.timed
+    assert "12 of 12 attention calls computed by SageAttention2" in report([session])
+    assert draw([session]).size == (WIDTH, HEIGHT)

@@ -1,4 +1,4 @@
-"""The reference against Algorithm 1 of the paper written as plain loops over tokens, for one head."""
+"""The reference against Algorithm 1 of the paper, and mode precise, written as plain loops, for one head."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
+import comfy_sage2
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
+from comfy_sage2.quantize.smoothing import sampled_tokens
 from comfy_sage2.reference.attention import reference_attention
+from comfy_sage2.reference.exact import exact_attention
 from comfy_sage2.reference.options import ReferenceOptions
 
 Numbers = npt.NDArray[np.float64]
@@ -120,3 +123,50 @@ def assert_same_but_for_rounding(out: torch.Tensor, expected: Numbers, most: flo
     # float32 against float64 moves a few values across a rounding boundary; a wrong step would move them all.
     assert np.median(difference) < most
     assert difference.mean() < 1e-2 * np.abs(expected).mean()
+
+
+def precise(q: Numbers, k: Numbers, v: Numbers, *, thread_q: bool) -> Numbers:
+    """Smoothed INT8 K, INT8 Q, then the softmax and its product with V exactly."""
+    rows = [n // 32 * 8 + n % 8 if thread_q else n for n in range(len(q))]
+    k = k - k[sampled_tokens(len(k)).numpy()].mean(0)
+    k_hat = quantize(k, [n // 64 * 4 + n % 8 // 2 for n in range(len(k))], 127)
+    s = quantize(q, rows, 127) @ k_hat.T / math.sqrt(q.shape[1])
+    p = np.exp(s - s.max(1, keepdims=True))
+    result: Numbers = p / p.sum(1, keepdims=True) @ v
+    return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("groups", [ADA, HOPPER_8B], ids=lambda groups: groups.name)
+def test_precise_in_the_reference_is_its_definition(groups: GroupScheme, dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(300, 32).to(dtype) for _ in range(3))
+    k = k + 3 * torch.randn(32).to(dtype)
+    expected = precise(q.double().numpy(), k.double().numpy(), v.double().numpy(), thread_q=groups is ADA)
+    options = ReferenceOptions.of(AttentionOptions("precise", rotate="off"), groups=groups, dtype=dtype)
+    out, _ = reference_attention(q[None, None], k[None, None], v[None, None], options)
+    difference = np.abs(out[0, 0].double().numpy() - expected)
+    # P is rounded at random: what is left of 2^-12 or 2^-9 after a mean over the keys. A value of K that is a tie moves
+    # every row a little.
+    median = np.median(difference)
+    assert median < {torch.float16: 1e-4, torch.bfloat16: 8e-4, torch.float32: 2e-5}[dtype]
+    assert difference.mean() < 1e-3 * np.abs(expected).mean() + median
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_precise_is_between_8b_and_full_precision(dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(1, 4, 1024, 64).to(dtype) for _ in range(3))
+    wanted, _ = exact_attention(q, k, v)
+
+    def error(mode: str) -> float:
+        out = comfy_sage2.attention(q, k, v, mode=mode, backend="reference")
+        return float((out.double() - wanted).abs().sum() / wanted.abs().sum())
+
+    # That of 8b is nearly all from P and V in E4M3.
+    assert error("precise") < 0.0125
+    assert error("8b") > 2.5 * error("precise")
+
+
+def test_smooth_v_changes_nothing_in_precise() -> None:
+    q, k, v = (torch.randn(1, 2, 100, 64) for _ in range(3))
+    plain = comfy_sage2.attention(q, k, v + 5, mode="precise")
+    assert torch.equal(plain, comfy_sage2.attention(q, k, v + 5, mode="precise", smooth_v=True))

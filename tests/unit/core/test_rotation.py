@@ -1,4 +1,4 @@
-"""The rotation of Q and K: an orthogonal matrix that leaves q . k alone and spreads large channels."""
+"""The rotation of Q and K: what it is, and which heads rotate="auto" rotates."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.quantize.formats import INT4_CLIPPED
+from comfy_sage2.quantize.formats import INT4, INT4_CLIPPED, INT8, NumberFormat
 from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
 from comfy_sage2.quantize.rotation import rotate, rotation_size
+from comfy_sage2.quantize.rotation_choice import rotation_gains
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.exact import exact_attention
 from comfy_sage2.reference.options import ReferenceOptions
@@ -112,3 +113,125 @@ def test_a_head_of_nan_or_zeros_is_not_rotated() -> None:
     outs = [reference_attention(q, k, v, ReferenceOptions.of(AttentionOptions(rotate=r)))[0] for r in ("off", "auto")]
     assert torch.equal(outs[0][:, 1], outs[1][:, 1])
     assert outs[1][:, 0].isnan().any()
+
+
+SCHEMES = (ADA, ADA)
+
+
+def probes(length: int) -> torch.Tensor:
+    """(length, 1, length, 16) with a loud channel, so that rotation gains; entry t of the batch has NaN in token t."""
+    x = torch.randn(1, 1, length, 16)
+    x[..., 3] *= 30
+    x = x.repeat(length, 1, 1, 1)
+    x[range(length), 0, range(length), 5] = math.nan
+    return x
+
+
+def sampled(gains: torch.Tensor) -> list[int]:
+    """The tokens that the choice looks at: a NaN in one of them means that the head is not rotated."""
+    return [token for token, gain in enumerate(gains[:, 0].tolist()) if not gain]
+
+
+@pytest.mark.parametrize("length", [1, 7, 64, 300, 1100])
+def test_sixteen_groups_of_keys_are_sampled(length: int) -> None:
+    """Each has the 16 of a block of 64 that share a scale, and the groups take the four places of that in turn."""
+    k = probes(length)
+    gains = rotation_gains(torch.randn(length, 1, 8, 16), k, (INT8, INT8), SCHEMES, smooth_q=False)
+    blocks = math.ceil(length / 64)
+    wanted = {
+        block + place
+        for group in range(16)
+        for block in [group * blocks // 16 * 64]
+        for place in range(64)
+        if place % 8 in (2 * (group % 4), 2 * (group % 4) + 1) and block + place < length
+    }
+    assert sampled(gains) == sorted(wanted)
+
+
+@pytest.mark.parametrize("length", [1, 7, 128, 300, 1100])
+def test_eight_groups_of_queries_are_sampled(length: int) -> None:
+    """Each has every eighth token of a block of 128, from another one on in each group."""
+    q = probes(length)
+    k = torch.randn(length, 1, 64, 16)
+    k[..., 3] *= 30
+    gains = rotation_gains(q, k, (INT8, INT8), SCHEMES, smooth_q=False)
+    blocks = math.ceil(length / 128)
+    wanted = {
+        block + place
+        for group in range(8)
+        for block in [group * blocks // 8 * 128]
+        for place in range(group, 128, 8)
+        if block + place < length
+    }
+    assert sampled(gains) == sorted(wanted)
+
+
+def test_the_query_heads_of_a_key_head_take_turns() -> None:
+    q, k = torch.randn(16, 2, 1024, 16), torch.randn(16, 1, 64, 16)
+    q[..., 3] *= 30
+    k[..., 3] *= 30
+    for entry in range(16):  # NaN in the block of one group, in one of the heads
+        group, head = divmod(entry, 2)
+        q[entry, head, 128 * group : 128 * group + 128] = math.nan
+    gains = rotation_gains(q, k, (INT8, INT8), SCHEMES, smooth_q=False)
+    assert gains[:, 0].tolist() == [entry % 2 != entry // 2 % 2 for entry in range(16)]
+
+
+def ratio(vector: torch.Tensor, formats: tuple[NumberFormat, NumberFormat]) -> float:
+    """Of the squared scales with rotation and without, of a call whose tokens are all `vector`."""
+    maxima = [number_format.maximum or 1.0 for number_format in formats]
+    rotated = rotate(vector) * len(vector) ** -0.5
+    return float((rotated.abs().max() / maxima[1]) ** 2 / (vector.abs().max() / maxima[0]) ** 2)
+
+
+def vector_of(wanted: float, formats: tuple[NumberFormat, NumberFormat]) -> torch.Tensor:
+    """A vector for which `ratio` is nearly `wanted`: one channel louder and louder until it is."""
+    vector = torch.linspace(0.5, 1.0, 64) * (torch.arange(64) % 3 - 1.0)
+    while ratio(vector, formats) > wanted:
+        vector[0] = vector[0] * 1.001 if vector[0] else 0.5
+    return vector
+
+
+@pytest.mark.parametrize(("formats", "margin"), [((INT8, INT8), 0.85), ((INT4, INT4_CLIPPED), 1.27)], ids=["8b", "4b"])
+def test_rotation_has_to_gain_by_a_margin(formats: tuple[NumberFormat, NumberFormat], margin: float) -> None:
+    for wanted, is_rotated in ((margin + 0.01, False), (margin - 0.01, True)):
+        vector = vector_of(wanted, formats)
+        assert ratio(vector, formats) == pytest.approx(wanted, abs=5e-3)
+        x = vector.expand(1, 1, 200, 64)
+        assert rotation_gains(x, x, formats, SCHEMES, smooth_q=False).item() is is_rotated
+
+
+def naive_gain(q: torch.Tensor, k: torch.Tensor) -> float:
+    """Of q, k (tokens, D) in 8b with groups of 4 tokens of Q: what is compared with the margin, written out."""
+    plain_and_rotated = [(x, rotate(x) * rotate(x).shape[1] ** -0.5) for x in (q, k)]
+    energy, scales = [], []
+    for (x, turned), groups, block_tokens in zip(plain_and_rotated, (8, 16), (128, 64), strict=True):
+        tokens: list[int] = []
+        squares: tuple[list[float], list[float]] = ([], [])
+        for group in range(groups):
+            first = group * math.ceil(len(x) / block_tokens) // groups * block_tokens
+            if block_tokens == 128:
+                parts = [[first + 32 * part + 8 * i + group for i in range(4)] for part in range(4)]
+            else:
+                parts = [[first + 8 * i + 2 * (group % 4) + j for i in range(8) for j in range(2)]]
+            for part in parts:
+                tokens += part
+                for of_way, values in zip(squares, (x, turned), strict=True):
+                    of_way.append(float(values[part].abs().max() / 127) ** 2)
+        energy.append(float(x[tokens].square().sum(1).mean()))
+        scales.append([sum(of_way) / len(of_way) for of_way in squares])
+    plain, turned = (energy[0] * scales[1][i] + energy[1] * scales[0][i] for i in range(2))
+    return turned / plain
+
+
+def test_four_queries_share_a_scale_in_the_sample(fresh_seed: int) -> None:
+    """The choice is that of the sums written out, in heads that are near the margin."""
+    heads = 120
+    q, k = torch.randn(heads, 1, 256, 64), torch.randn(heads, 1, 128, 64)
+    q *= torch.rand(heads, 1, 256, 1).square() * 4  # so that it matters which tokens share a scale
+    q[..., 3], k[..., 3] = 1.6 * q[..., 3], 1.6 * k[..., 3]
+    gains = rotation_gains(q, k, (INT8, INT8), SCHEMES, smooth_q=False)[:, 0].tolist()
+    wanted = [naive_gain(q[head, 0], k[head, 0]) for head in range(heads)]
+    assert sum(0.82 < gain < 0.88 for gain in wanted) > 10
+    for is_rotated, gain in zip(gains, wanted, strict=True):
+        assert is_rotated == (gain < 0.85) or gain == pytest.approx(0.85, abs=1e-5)

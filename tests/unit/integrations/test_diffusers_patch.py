@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from diffusers import WanTransformer3DModel
+from safetensors.torch import load_file
+from sequence_parallel.launch import start
 from torch.nn import functional as F
 
 from comfy_sage2.call.signature import ANY, IGNORED, NO_LESS_EXACT, CallSignature
@@ -192,3 +196,16 @@ def test_the_gpu_is_timed_before_its_first_call(transformer: Any, monkeypatch: p
         run(transformer)
     assert set(timed) == {torch.device("cpu")}
     assert "auto, head_dim 32: 8b, as nothing was measured on this device" in patched.summary()
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+def test_divided_model_gives_the_same(processes: int, tmp_path: Path) -> None:
+    start(processes, "sequence_parallel.diffusers_worker", ["--device=cpu", "--backend=reference", f"--out={tmp_path}"])
+    for rank in range(processes):
+        outputs = load_file(tmp_path / f"rank{rank}.safetensors")
+        counts = json.loads((tmp_path / f"rank{rank}.json").read_text(encoding="utf-8"))
+        assert counts == {"calls": {"reference": 4}, "fallbacks": {}}  # self- and cross-attention of two layers
+        quantization = (outputs["undivided"] - outputs["full"]).abs().mean()
+        division = (outputs["divided"] - outputs["undivided"]).abs().mean()
+        assert quantization > 0
+        assert division < 0.1 * quantization

@@ -1,4 +1,4 @@
-"""Calls that no kernel serves: torch's attention, counted, each reason in the log once."""
+"""Calls that no kernel serves: torch's attention, counted, in the report and once in the log."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from comfy_sage2.backends.reference import ReferenceBackend, ReferenceCall
 from comfy_sage2.call.signature import CallSignature
+from comfy_sage2.comfyui.report import text
 from comfy_sage2.dispatch import plan as planning
 from comfy_sage2.dispatch.plan import CallPlan, Refusal
 from comfy_sage2.integrations.sageattention import functions as typed
@@ -157,3 +158,25 @@ def test_the_log_does_not_flood(caplog: pytest.LogCaptureFixture) -> None:
             calls.count(serving.TORCH, f"head_dim {size}")
     assert len(caplog.records) == 20
     assert "200 by torch's attention" in calls.lines()[0]
+
+
+def test_the_report_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = serving.CallCounts()
+    monkeypatch.setattr(text, "sage_calls", calls)
+    assert text.report([]) == text.NOT_PATCHED
+    for _ in range(3):
+        calls.count("sm90, 8b", None)
+    calls.count(serving.TORCH, "[SA-202] head_dim must be from 1 to 256, got 288")
+    lines = text.report([]).splitlines()
+    assert lines[-2] == "Calls of sageattention since the start: 3 by sm90, 8b, 1 by torch's attention"
+    assert lines[-1] == "  1 left to torch's attention: [SA-202] head_dim must be from 1 to 256, got 288"
+
+
+def test_the_log_names_each_backend_once(caplog: pytest.LogCaptureFixture) -> None:
+    calls = serving.CallCounts()
+    with caplog.at_level(logging.INFO, "comfy_sage2"):
+        for backend in ("sm90, 8b", "sm90, 8b", "sm90, precise"):
+            calls.count(backend, None)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"SageAttention2: sm90, {mode} computed the first call of sageattention" for mode in ("8b", "precise")
+    ]

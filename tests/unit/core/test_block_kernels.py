@@ -1,4 +1,4 @@
-"""Whose kernels score and list key blocks: those of a module that passed its self-test on this GPU."""
+"""Which kernel module scores and lists key blocks and adds a tail, and what it is told."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2 import BlockMask
 from comfy_sage2.backends import block_kernels, self_test
 from comfy_sage2.backends.self_test_calls import Variant
 from comfy_sage2.kernels import loader
@@ -60,3 +61,49 @@ def test_other_gpus_are_not_tested(
     assert block_kernels.module_for(torch.device("cpu")) is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert block_kernels.module_for(GPU) is None and not asked
+
+
+FIELDS = {
+    "batch": 2, "q_heads": 4, "kv_heads": 2, "q_length": 300, "kv_length": 140, "head_dim": 64, "element": 2,
+    "q_strides": (300 * 256, 64, 256), "k_strides": (140 * 128, 64, 128), "scale": 0.25, "device": -1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A stand-in for a module in "module", and what its plans were made of and run with."""
+    told: dict[str, Any] = {}
+
+    def plan(**fields: Any) -> SimpleNamespace:
+        told["fields"] = fields
+        return SimpleNamespace(workspace_bytes=8, run=lambda *addresses: told.update(addresses=addresses))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
+    told["module"] = SimpleNamespace(block_score_plan=plan, pooled_tail_plan=plan)
+    return told
+
+
+def heads_last(heads: int, length: int) -> torch.Tensor:
+    return torch.randn(2, length, heads, 64, dtype=torch.float16).transpose(1, 2)
+
+
+def test_scores(told: dict[str, Any]) -> None:
+    q, k = heads_last(4, 300), heads_last(2, 140)
+    scores = block_kernels.block_scores(told["module"], q, k, 0.25)
+    assert told["fields"] == {**FIELDS, "block_means": False} and scores.shape == (2, 4, 3, 2)
+    assert told["addresses"][:3] == (q.data_ptr(), k.data_ptr(), scores.data_ptr()) and told["addresses"][4] == 77
+    block_kernels.block_scores(told["module"], q, k, 0.25, block_means=True)
+    assert told["fields"] == {**FIELDS, "block_means": True}
+
+
+def test_a_tail(told: dict[str, Any]) -> None:
+    q, k, v = heads_last(4, 300), heads_last(2, 140), heads_last(2, 140)
+    out, lse, lists = torch.empty_like(q), torch.zeros(2, 4, 300), BlockMask.full(300, 140, heads=4).lists
+    block_kernels.add_tail_(told["module"], q, k, v, out, lse, lists, 0.25)
+    assert told["fields"] == {
+        **FIELDS,
+        "v_strides": FIELDS["k_strides"],
+        "out_strides": FIELDS["q_strides"],
+        "list_strides": (0, lists.stride(1)),
+    }
+    assert told["addresses"][:6] == tuple(x.data_ptr() for x in (q, k, v, out, lse, lists))

@@ -60,10 +60,10 @@ def _of_times(choices: TunedChoices, head_dim: int, options: AttentionOptions) -
     )
     if eight is None or precise is None:
         return AutoMode("8b", "8b, as only one of 8b and precise was timed with these options")
-    ratio = precise.seconds / eight.seconds
+    ratio = choices.times.seconds[precise, work] / choices.times.seconds[eight, work]
     speed = f"{abs(ratio - 1.0):.0%} {'slower' if ratio >= 1.0 else 'faster'}"
     if ratio > MOST_RATIO:
         return AutoMode("8b", f"8b, as precise is {speed} here")
-    error, precise_error = (choices.error(call.candidate, head_dim) for call in (eight, precise))
+    error, precise_error = (choices.error(candidate, head_dim) for candidate in (eight, precise))
     exactness = f" and {error / precise_error:.1f} times as exact on Gaussian inputs" if error and precise_error else ""
     return AutoMode("precise", f"precise, {speed} than 8b here{exactness}")

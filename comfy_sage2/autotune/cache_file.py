@@ -31,14 +31,14 @@ class CacheFile:
 
     path: Path | None
 
-    def get(self, key: Mapping[str, str]) -> Mapping[str, Any] | None:
-        """The value for `key`, to be checked by the caller; None when there is none."""
-        value = self._entries().get(_name(key))
+    def get(self, key: Mapping[str, str] | None) -> Mapping[str, Any] | None:
+        """The value for `key`, to be checked by the caller; None when there is none, as for no key."""
+        value = None if key is None else self._entries().get(_name(key))
         return value if isinstance(value, dict) else None
 
-    def put(self, key: Mapping[str, str], value: Mapping[str, Any]) -> None:
-        """Keep `value` for `key`, and the newest of the other entries. A file that cannot be written stays as it is."""
-        if self.path is None:
+    def put(self, key: Mapping[str, str] | None, value: Mapping[str, Any]) -> None:
+        """Keep `value` for `key` and the newest of the others. A file that cannot be written stays as it is."""
+        if self.path is None or key is None:
             return
         entries = self._entries()
         entries.pop(_name(key), None)

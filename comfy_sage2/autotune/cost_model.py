@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import combinations, product
 from statistics import geometric_mean
 from typing import NamedTuple
@@ -32,34 +32,30 @@ _TILES = {("sm90", "precise"): 192}
 _LENGTHS = range(128, (1 << 17) + 1, 16)  # tokens, among which a crossover is looked for
 
 
-@dataclass(frozen=True)
-class CostModel:
-    """Seconds of a call: fixed + per_pair * pairs + per_query * queries + per_key * keys.
+class CostModel(NamedTuple):
+    """Seconds of a call: the sum of what it has of four things, times what each takes.
 
     These are the launch, the two products, and what touches each row of q, or of k and v, once, as quantization does.
 
     Attributes:
+        parts: seconds of a launch, of a pair of a query and a key, of a query, of a key.
         tiles: of how many queries one multiprocessor computes a tile, and how many multiprocessors there are: the last
             tiles of a call leave some idle, whose pairs count as if they were computed. None counts them as they are.
     """
 
-    fixed: float
-    per_pair: float
-    per_query: float
-    per_key: float
+    parts: Sequence[float]
     tiles: Tiles | None = None
 
     def seconds(self, work: Work) -> float:
         """Predicted seconds of a call of this size."""
-        _, pairs, queries, keys = _terms(work, self.tiles)
-        return self.fixed + self.per_pair * pairs + self.per_query * queries + self.per_key * keys
+        return sum(part * count for part, count in zip(self.parts, _terms(work, self.tiles), strict=True))
 
     @classmethod
     def fitted(cls, times: dict[Work, float], tiles: Tiles | None = None) -> CostModel:
         """The model of the least squared relative error among those without negative parts."""
         seconds = torch.tensor(list(times.values()), dtype=torch.float64)
         terms = torch.tensor([_terms(work, tiles) for work in times], dtype=torch.float64) / seconds[:, None]
-        best, least = cls(0.0, 0.0, 0.0, 0.0, tiles), math.inf
+        best, least = cls((0.0, 0.0, 0.0, 0.0), tiles), math.inf
         for used in _USED:
             if len(used) > len(times):
                 continue
@@ -71,8 +67,7 @@ class CostModel:
             parts = (solution[:, 0] / sizes).tolist()
             if min(parts) >= 0.0 and error < least - 1e-9:
                 part_of = dict(zip(used, parts, strict=True))
-                fixed, per_pair, per_query, per_key = (part_of.get(term, 0.0) for term in range(4))
-                best, least = cls(fixed, per_pair, per_query, per_key, tiles), error
+                best, least = cls([part_of.get(term, 0.0) for term in range(4)], tiles), error
         return best
 
 
@@ -98,13 +93,6 @@ def _terms(work: Work, tiles: Tiles | None) -> tuple[float, float, float, float]
 
 # The subsets of the terms that a model may have, the largest first. All have the pairs.
 _USED = [list(used) for count in (4, 3, 2, 1) for used in combinations(range(4), count) if 1 in used]
-
-
-class TimedCall(NamedTuple):
-    """The measured seconds of a call by a candidate."""
-
-    seconds: float
-    candidate: Candidate
 
 
 class TunedChoices:
@@ -194,12 +182,9 @@ class TunedChoices:
         seconds, limit = self.seconds(candidate, work), self.seconds(other, work)
         if seconds is None or limit is None:
             return False
-        return self.host_loss(candidate, other) > max(limit - seconds, self.margin * limit)
-
-    def host_loss(self, candidate: Candidate, other: Candidate) -> float:
-        """Seconds that a call by `candidate` keeps the host longer than one by `other`; 0 where that is not known."""
-        mine, others = self._host(candidate), self._host(other)
-        return 0.0 if mine is None or others is None else max(mine - others, 0.0)
+        host, other_host = self._host(candidate), self._host(other)
+        lost = 0.0 if host is None or other_host is None else host - other_host
+        return lost > max(limit - seconds, self.margin * limit)
 
     def _host(self, candidate: Candidate) -> float | None:
         host = self.times.host
@@ -251,19 +236,19 @@ class TunedChoices:
         close = [pv for pv, seconds in times.items() if seconds <= most]
         return min(close, key=errors.__getitem__) if len(times) > 1 else None
 
-    def fastest_of(self, mode: str, work: Work, *, rotate: bool, pv_accumulator: str | None = None) -> TimedCall | None:
+    def fastest_of(self, mode: str, work: Work, *, rotate: bool, pv_accumulator: str | None = None) -> Candidate | None:
         """Of the candidates of `mode` that do not smooth V, the fastest in `work`, as measured.
 
         pv_accumulator: None takes the faster accumulators.
         """
-        timed = [
-            TimedCall(seconds, candidate)
+        timed = {
+            candidate: seconds
             for (candidate, size), seconds in self.times.seconds.items()
             if size == work
             and (candidate.mode, candidate.rotate, candidate.smooth_v) == (mode, rotate, False)
             and pv_accumulator in (None, candidate.pv_accumulator)
-        ]
-        return min(timed, key=lambda call: call.seconds, default=None)
+        }
+        return min(timed, key=timed.__getitem__, default=None)
 
     def long_call(self, head_dim: int) -> Work:
         """The timed call with the most pairs, which says most about the products.
@@ -320,7 +305,7 @@ class TunedChoices:
         fastest = self.fastest_of("8b", work, rotate=rotate)
         if fastest is None:
             return ""
-        length = self.crossover(fastest.candidate, work.head_dim, work.heads)
+        length = self.crossover(fastest, work.head_dim, work.heads)
         name = "8b with rotation" if rotate else "8b"
         if length is None:
             return f"; exact attention is always faster than {name}"

@@ -122,8 +122,7 @@ def _key(architecture: str, index: int, variants: Sequence[Variant]) -> dict[str
 
 
 def _remembered(architecture: str, index: int, variants: Sequence[Variant]) -> TestResult | None:
-    key = _key(architecture, index, variants)
-    value = None if key is None else user_cache_file().get(key)
+    value = user_cache_file().get(_key(architecture, index, variants))
     return TestResult(None, 0, 0.0) if value is not None and value.get("passed") is True else None
 
 
@@ -148,9 +147,7 @@ def _tested(architecture: str, index: int, variants: Sequence[Variant]) -> TestR
         calls += result.calls
         if result.reason is not None:
             failed[pv] = result.reason
-    key = _key(architecture, index, variants)
-    if key is not None:
-        user_cache_file().put(key, {"passed": not failed})
+    user_cache_file().put(_key(architecture, index, variants), {"passed": not failed})
     reasons = {pv: _failure(pv, problem) for pv, problem in failed.items()}
     for text in reasons.values():
         log.warning("SageAttention2: %s: %s", architecture, text)

@@ -81,8 +81,7 @@ def ensure_timed(device: torch.device) -> None:
 
 def remembered(index: int) -> TunedChoices | None:
     """The choices for GPU `index` from an earlier measurement, or None."""
-    key = _key(index)
-    document = None if key is None else user_cache_file().get(key)
+    document = user_cache_file().get(_key(index))
     if document is None:
         return None
     times = Times.read(document, candidates.all_candidates(), works_for(_heads_of(index)))
@@ -113,9 +112,7 @@ def _measured(index: int) -> TunedChoices:
         times = Times.of(rounds, errors_on(index), host, _multiprocessors(index))
     if times is None:
         raise RuntimeError("[SA-114] the times varied too much: another process may be using the GPU")
-    key = _key(index)
-    if key is not None:
-        user_cache_file().put(key, times.document())
+    user_cache_file().put(_key(index), times.document())
     return TunedChoices(times)
 
 

@@ -74,14 +74,9 @@ def time_rounds(
     """
     calls: dict[Key, int] = {}
     for key, run in runs.items():
-        try:
-            clock.visit(run, 1)
-            once = clock.visit(run, 1)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except RuntimeError:  # no kernel for this call
-            continue
-        calls[key] = min(max(round(_VISIT / max(once, 1e-9)), 1), _MOST_CALLS)
+        once = None if _visited(clock, run, 1) is None else _visited(clock, run, 1)
+        if once is not None:
+            calls[key] = min(max(round(_VISIT / max(once, 1e-9)), 1), _MOST_CALLS)
     seconds: dict[Key, list[float]] = {key: [] for key in calls}
     order = list(calls)
     begin = clock.now()
@@ -89,14 +84,23 @@ def time_rounds(
     for finished in range(1, MOST_ROUNDS + 1):
         rng.shuffle(order)
         for key in list(order):
-            try:
-                seconds[key].append(clock.visit(runs[key], calls[key]))
-            except torch.cuda.OutOfMemoryError:
-                raise
-            except RuntimeError:  # another package's attention may fail at any call
+            visited = _visited(clock, runs[key], calls[key])
+            if visited is None:
                 order.remove(key)
                 del seconds[key]
-        now = clock.now()
-        if finished >= FEWEST_ROUNDS and now + (now - begin) / finished > deadline:
+            else:
+                seconds[key].append(visited)
+        elapsed = clock.now() - begin
+        if finished >= FEWEST_ROUNDS and elapsed + elapsed / finished > deadline - begin:
             break
     return seconds
+
+
+def _visited(clock: GpuClock, run: Callable[[], object], calls: int) -> float | None:
+    """As `GpuClock.visit`; None where there is no kernel for the call. Other packages' attentions may fail at any."""
+    try:
+        return clock.visit(run, calls)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return None

@@ -8,7 +8,7 @@ import math
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def choices(
     "parts", [(6e-6, 3e-14, 5e-10, 9e-10), (0.0, 3e-14, 0.0, 0.0), (1e-5, 3e-14, 0.0, 0.0), (0.0, 3e-14, 5e-10, 5e-10)]
 )
 def test_models_find_the_parts_of_exact_times(parts: tuple[float, float, float, float]) -> None:
-    truth = CostModel(*parts)
+    truth = CostModel(parts)
     fitted = CostModel.fitted({work: truth.seconds(work) for work in WORKS if work.head_dim == 128})
     for work in (Work(1, 300, 300, 128), Work(24, 75600, 512, 128), Work(40, 75600, 75600, 128, True)):
         assert math.isclose(fitted.seconds(work), truth.seconds(work), rel_tol=1e-6)
@@ -54,7 +54,7 @@ def test_models_never_have_negative_parts() -> None:
     rng = random.Random(3)
     for _ in range(200):
         fitted = CostModel.fitted({work: rng.uniform(1e-6, 1e-2) for work in WORKS[: rng.randint(1, 5)]})
-        assert min(astuple(fitted)[:4]) >= 0.0 and fitted.per_pair > 0.0
+        assert min(fitted.parts) >= 0.0 and fitted.parts[1] > 0.0
 
 
 def test_an_ordinary_geforce_card() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 
@@ -15,7 +16,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from .candidates import BenchmarkCandidate, Call, Candidates, Inputs, PeerMissing
 from .cudnn_fp8 import prepare_cudnn_fp8
 from .fp8 import compiled_quantizer, quantize_heads
-from .shapes import Shape
 
 
 def _import(module: str, distribution: str) -> tuple[ModuleType, str]:
@@ -50,12 +50,7 @@ def flash_attention_3() -> tuple[ModuleType, str]:
 
 
 def _sdpa(
-    name: str,
-    backend: SDPBackend,
-    version: str,
-    *,
-    takes_mask: bool = True,
-    applies: Callable[[Shape], bool] | None = None,
+    name: str, backend: SDPBackend, version: str = torch.__version__, *, takes_mask: bool = True
 ) -> BenchmarkCandidate:
     def prepare(inputs: Inputs) -> Call:
         if not takes_mask:
@@ -69,17 +64,13 @@ def _sdpa(
 
         return Call(run)
 
-    return BenchmarkCandidate(name, version, prepare, applies=applies or (lambda shape: True))
-
-
-def _torch_flash() -> list[BenchmarkCandidate]:
-    return [_sdpa("FlashAttention-2", SDPBackend.FLASH_ATTENTION, torch.__version__, takes_mask=False)]
+    return BenchmarkCandidate(name, version, prepare)
 
 
 def _torch_efficient() -> list[BenchmarkCandidate]:
     """torch's memory-efficient attention: what ComfyUI gets where there is a mask, which flash does not take."""
-    backend = SDPBackend.EFFICIENT_ATTENTION
-    return [_sdpa("torch efficient", backend, torch.__version__, applies=lambda shape: shape.mask is not None)]
+    candidate = _sdpa("torch efficient", SDPBackend.EFFICIENT_ATTENTION)
+    return [replace(candidate, applies=lambda shape: shape.mask is not None)]
 
 
 def _torch_cudnn() -> list[BenchmarkCandidate]:
@@ -90,15 +81,8 @@ def _torch_cudnn() -> list[BenchmarkCandidate]:
 
 def _cudnn_fp8() -> list[BenchmarkCandidate]:
     cudnn, version = _import("cudnn", "nvidia-cudnn-frontend")
-
-    def prepare(inputs: Inputs) -> Call:
-        return prepare_cudnn_fp8(cudnn, inputs)
-
-    return [
-        BenchmarkCandidate(
-            "cuDNN FP8", version, prepare, has_whole_call=False, note="quantization not timed, FP8 output"
-        )
-    ]
+    prepare, note = partial(prepare_cudnn_fp8, cudnn), "quantization not timed, FP8 output"
+    return [BenchmarkCandidate("cuDNN FP8", version, prepare, has_whole_call=False, note=note)]
 
 
 def _comfy_kitchen() -> list[BenchmarkCandidate]:
@@ -204,7 +188,7 @@ def _flash_attention_3() -> list[BenchmarkCandidate]:
 
 
 PEERS: dict[str, Callable[[], list[BenchmarkCandidate]]] = {
-    "torch-flash": _torch_flash,
+    "torch-flash": lambda: [_sdpa("FlashAttention-2", SDPBackend.FLASH_ATTENTION, takes_mask=False)],
     "torch-efficient": _torch_efficient,
     "torch-cudnn": _torch_cudnn,
     "cudnn-fp8": _cudnn_fp8,

@@ -15,8 +15,13 @@ from comfy_sage2.quantize.groups import ADA, HOPPER_8B, PER_BLOCK, PER_TENSOR, P
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
 
-from ..baselines import flash_attention3_fp8, hadamard_attention, sage_attention1, smooth_attention
-from ..baselines.unsmoothed import UNSMOOTHED_4B
+from ..baselines import (
+    UNSMOOTHED_4B,
+    flash_attention3_fp8,
+    hadamard_attention,
+    sage_attention1,
+    smooth_attention,
+)
 from .samples import AttentionSample
 
 Method = Callable[[AttentionSample], torch.Tensor]
@@ -54,16 +59,9 @@ def backend(name: str, options: AttentionOptions) -> Method:
     """A backend of the public call."""
 
     def run(sample: AttentionSample) -> torch.Tensor:
+        chosen = replace(options, is_causal=sample.is_causal, scale=sample.scale)
         return attention(
-            sample.q,
-            sample.k,
-            sample.v,
-            options=options,
-            return_lse=False,
-            is_causal=sample.is_causal,
-            scale=sample.scale,
-            attn_mask=sample.mask,
-            backend=name,
+            sample.q, sample.k, sample.v, attn_mask=sample.mask, backend=name, options=chosen, return_lse=False
         )
 
     return run

@@ -23,7 +23,7 @@ from types import ModuleType
 
 import torch
 
-from comfy_sage2 import Sparse, attention
+from comfy_sage2 import Sparse, attention, metrics
 from comfy_sage2.backends.block_kernels import add_tail_
 from comfy_sage2.backends.kernel_call import KernelCall
 from comfy_sage2.call.signature import CallSignature
@@ -91,11 +91,8 @@ def video_like(
 
 def exact_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Attention in float32 at these rows, (rows, H, D); q, k, v (1, N, H, D)."""
-    outputs = []
-    for head in range(q.shape[2]):
-        scores = q[0, rows, head].float() @ k[0, :, head].float().T * q.shape[3] ** -0.5
-        outputs.append(scores.softmax(dim=1) @ v[0, :, head].float())
-    return torch.stack(outputs, dim=1)
+    heads_first = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    return metrics.exact_rows(*heads_first, range(q.shape[2]), rows, scale=None, mask=None)[0].transpose(0, 1)
 
 
 def errors(out: torch.Tensor, inputs: Inputs) -> tuple[float, float]:

@@ -24,7 +24,7 @@ from comfy_sage2.quantize.formats import E4M3, E5M2, FP16, FP32, INT8
 from comfy_sage2.quantize.groups import ADA, HOPPER_8B, PER_BLOCK, PER_TENSOR, PER_TOKEN
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
-from lab.baselines.unsmoothed import UNSMOOTHED_4B
+from lab.baselines import UNSMOOTHED_4B
 
 pytestmark = pytest.mark.slow
 

@@ -13,9 +13,7 @@ from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
 from comfy_sage2.quantize.formats import FP32
 from comfy_sage2.reference.attention import reference_attention
 from lab import baselines
-from lab.baselines.hadamard import random_hadamard
-from lab.baselines.smooth_attention import channel_factors
-from lab.baselines.unsmoothed import UNSMOOTHED_4B
+from lab.baselines import UNSMOOTHED_4B, channel_factors, random_hadamard
 
 PRECISE = replace(UNSMOOTHED_4B, qk_format=FP32, p_format=FP32, v_format=FP32, accumulator=ACCUMULATE_FP32)
 

@@ -2,7 +2,6 @@
 // smooth-Q correction fits its share of the workspace. K and V of short sequences are prepared in one pass.
 #include <algorithm>
 #include <memory>
-#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -13,10 +12,9 @@
 #include "families.h"
 #include "kernels.h"
 #include "plan.h"
-#include "sm90/kernel_table.h"
+#include "sm90/kernel_choice.h"
 #include "sm90/one_pass.h"
 #include "sm90/params.h"
-#include "sm90/tiles.h"
 #include "sm90/workspace.h"
 
 namespace sm90 {
@@ -24,32 +22,17 @@ namespace {
 
 constexpr int kProgrammaticLaunchVersion = 12030;  // the first driver that captures such launches in CUDA graphs
 
-// Whether statistics of kernels that choose rotations, or leave out hidden keys, prepare the call; and whether its Q
-// and K are quantized by kernels that may rotate heads or leave out hidden keys.
-bool has_choices(const CallSignature& call) { return call.rotate_by_head || may_hide_keys(call); }
-bool may_rotate(const CallSignature& call) { return rotates(call) != Rotates::never; }
-bool quantizes_by_head(const CallSignature& call) { return may_rotate(call) || may_hide_keys(call); }
-// As it stands in the kernels' names: of those that quantize, and of those that compute statistics.
-const char* choosing_name(bool chooses) { return chooses ? "_choosing_" : "_"; }
-const char* statistics_name(const CallSignature& call, bool chooses) {
-  return may_hide_keys(call) ? "_hiding_" : choosing_name(chooses);
-}
-
-bool biased(const CallSignature& call) { return call.mode == k4b || call.has_mask(); }
-
 class Builder final : public LaunchBuilder<Workspace> {
  public:
   Builder(const CallSignature& call, const Workspace& workspace, const driver::Images& images, bool in_phases)
       : LaunchBuilder(call, workspace, images),
-        in_phases_(in_phases),
-        head_dim_(padded_head_dim(call.head_dim)),
-        element_(element_name(call.element)),
+        choice_(call_, in_phases),
         programmatic_(driver::version() >= kProgrammaticLaunchVersion) {}
 
  private:
   void prepare() override {
-    if (call_.has_block_mask()) prepare_lists(ListForm::in_order, one_of_two());
-    if (one_pass_keys())
+    if (call_.has_block_mask()) prepare_lists(ListForm::in_order, choice_.one_of_two());
+    if (choice_.one_pass_keys())
       one_pass();
     else
       statistics();
@@ -80,14 +63,9 @@ class Builder final : public LaunchBuilder<Workspace> {
     return static_cast<int>(std::clamp<int64_t>(ceil_div(call_.kv_length, kTokensOfBlock), fewest, kMaxClusterBlocks));
   }
 
-  // Whether one launch makes of K and V all that there is to be made.
-  bool one_pass_keys() const {
-    return call_.mode != k4b && call_.element != kFloat && fits_one_pass(call_.kv_length, head_dim_);
-  }
-
   void one_pass() {
-    const HeadShare share = head_share(call_.kv_length, head_dim_);
-    if (quantizes_by_head(call_))
+    const HeadShare share = head_share(call_.kv_length, choice_.head_dim());
+    if (choice_.quantizes_by_head())
       one_pass(ChoosingOnePassParams{}, share);
     else
       one_pass(OnePassParams{}, share);
@@ -97,15 +75,15 @@ class Builder final : public LaunchBuilder<Workspace> {
     RunFields fields(params);
     set_statistics(params.statistics, fields, share.blocks);
     set_quantization(params.quantize, fields);
-    params.tensors = precise() ? 1 : 2;
+    params.tensors = choice_.precise() ? 1 : 2;
     params.units = share.units;
-    launch("one_pass", kernel("one_pass", statistics_name(call_, may_rotate(call_))),
-           grid(share.blocks * params.tensors * workspace_.kv_bh), kQuantizeThreads, share.units * kUnitBytes, params,
-           fields, {programmatic_, static_cast<unsigned>(share.blocks)});
+    launch("one_pass", choice_.one_pass_name(), grid(share.blocks * params.tensors * workspace_.kv_bh),
+           kQuantizeThreads, share.units * kUnitBytes, params, fields,
+           {programmatic_, static_cast<unsigned>(share.blocks)});
   }
 
   void statistics() {
-    if (has_choices(call_))
+    if (choice_.has_choices())
       statistics(ChoosingStatisticsParams{});
     else
       statistics(StatisticsParams{});
@@ -114,10 +92,8 @@ class Builder final : public LaunchBuilder<Workspace> {
   void statistics(Params params) {
     RunFields fields(params);
     set_statistics(params, fields, statistics_cluster());
-    const std::string kind = precise() ? "statistics_k" : "statistics";
-    launch("statistics", kind + statistics_name(call_, call_.rotate_by_head) + element_,
-           grid(params.cluster_blocks * workspace_.kv_bh), kStatisticsThreads, 0, params, fields,
-           {programmatic_, static_cast<unsigned>(params.cluster_blocks)});
+    launch("statistics", choice_.statistics_name(), grid(params.cluster_blocks * workspace_.kv_bh), kStatisticsThreads,
+           0, params, fields, {programmatic_, static_cast<unsigned>(params.cluster_blocks)});
   }
 
   void set_statistics(StatisticsParams& params, RunFields& fields, int cluster_blocks) const {
@@ -140,9 +116,9 @@ class Builder final : public LaunchBuilder<Workspace> {
 
   // What the one pass and the attention kernel leave.
   void quantize() {
-    const bool only_q = one_pass_keys();
-    if (only_q && quantizes_q()) return;
-    if (only_q ? may_rotate(call_) : quantizes_by_head(call_))
+    const bool only_q = choice_.one_pass_keys();
+    if (only_q && choice_.quantizes_q()) return;
+    if (only_q ? choice_.may_rotate() : choice_.quantizes_by_head())
       quantize(ChoosingQuantizeParams{}, only_q);
     else
       quantize(QuantizeParams{}, only_q);
@@ -151,16 +127,14 @@ class Builder final : public LaunchBuilder<Workspace> {
   void quantize(Params params, bool only_q) {
     RunFields fields(params);
     set_quantization(params, fields);
-    if (quantizes_q()) params.q_blocks = 0;
+    if (choice_.quantizes_q()) params.q_blocks = 0;
     const int64_t of_q = int64_t(params.q_blocks) * workspace_.q_bh;
     const int64_t of_kv = (workspace_.k_blocks + workspace_.v_blocks) * workspace_.kv_bh;
     if (only_q)
-      launch("quantize_q", kernel("quantize_q", choosing_name(may_rotate(call_))), grid(of_q), kQuantizeThreads, 0,
-             params, fields, {programmatic_});
+      launch("quantize_q", choice_.quantize_q_name(), grid(of_q), kQuantizeThreads, 0, params, fields, {programmatic_});
     else
-      launch("quantize",
-             kernel("quantize" + std::to_string(score_bits(call_.mode)), choosing_name(quantizes_by_head(call_))),
-             grid(of_q + of_kv), kQuantizeThreads, 0, params, fields, {programmatic_});
+      launch("quantize", choice_.quantize_name(), grid(of_q + of_kv), kQuantizeThreads, 0, params, fields,
+             {programmatic_});
   }
 
   void set_quantization(QuantizeParams& params, RunFields& fields) const {
@@ -192,11 +166,6 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.rotates = rotates(call_);
   }
 
-  // The name of one that prepares tensors of this call.
-  std::string kernel(const std::string& kind, const char* way) const {
-    return kind + way + element_ + "_d" + std::to_string(head_dim_);
-  }
-
   void delta(const Chunk& chunk) {
     if (may_hide_keys(call_))
       delta(chunk, HidingDeltaParams{});
@@ -216,7 +185,7 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.chunk = chunk;
     params.q_heads = sizes_.q_heads;
     params.query_tiles = static_cast<int>(workspace_.query_tiles);
-    launch("delta", (may_hide_keys(call_) ? "delta_hiding_" : "delta_") + element_,
+    launch("delta", choice_.delta_name(),
            grid(ceil_div(call_.kv_length, kDeltaThreads), ceil_div(chunk.tiles, kDeltaTiles), chunk.heads),
            kDeltaThreads, 0, params, fields);
   }
@@ -233,62 +202,13 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.q_length = sizes_.q_length;
   }
 
-  bool precise() const { return call_.mode == kPrecise; }
-
-  // Whether there are so few keys that kernels for them are faster: at head_dim 64 where a step of 192 keys takes more
-  // keys that do not exist.
-  bool few_keys() const {
-    const bool narrower = head_dim_ != 64 || round_up(call_.kv_length, kTileN) < round_up(call_.kv_length, kWideTileN);
-    return call_.kv_length <= kMaxShortKv && narrower;
-  }
-  // Whether a step takes kWideTileN keys at head_dim 64.
-  bool wide() const { return call_.mode == k8b && !call_.causal && call_.mask.query_stride == 0 && !few_keys(); }
-  // Whether the attention kernel quantizes Q: of whole calls alone, since others may have lost Q before it is launched.
-  bool quantizes_q() const { return !in_phases_ && is_of_few_keys(); }
-  bool is_of_few_keys() const {
-    return call_.mode == k8b && few_keys() && head_dim_ <= 128 && call_.element != kFloat &&
-           call_.mask.query_stride == 0 && !call_.causal && rotates(call_) != Rotates::always && !call_.has_lse &&
-           !call_.has_block_mask();
-  }
-
-  PvElement pv_element() const {
-    if (!precise()) return PvElement::e4m3;
-    return call_.element == kHalf ? PvElement::fp16 : PvElement::bf16;
-  }
-  const KernelInfo& kernel_for(MaskPolicy mask, Variant variant) const {
-    return kernel_of(pv_element(), head_dim_, mask, variant);
-  }
-  const KernelInfo& block_list_kernel() const {
-    return kernel_for(biased(call_) ? MaskPolicy::block_list | kAnyBias : MaskPolicy::block_list, Variant::standard);
-  }
-  const KernelInfo& dense_kernel() const {
-    const bool with_bias = biased(call_);
-    const Variant standard =
-        call_.has_block_mask() && has_dense_fallback() ? Variant::dense_fallback : Variant::standard;
-    if (call_.causal) return kernel_for(with_bias ? MaskPolicy::causal | kAnyBias : MaskPolicy::causal, standard);
-    if (quantizes_q())
-      return kernel_for(with_bias ? MaskPolicy::key_bias | MaskPolicy::padding : MaskPolicy::none,
-                        may_rotate(call_) ? Variant::rotating_prologue : Variant::fused_prologue);
-    if (is_of_few_keys() && with_bias)  // the bits of the whole call
-      return kernel_for(MaskPolicy::key_bias | MaskPolicy::padding, Variant::after_prologue);
-    const bool narrow = !precise() && head_dim_ == 64 && !wide();
-    return kernel_for(with_bias ? kAnyBias | MaskPolicy::padding : MaskPolicy::none,
-                      narrow ? Variant::narrow : standard);
-  }
-
-  // Whether such calls have a dense kernel that is launched beside a block-list kernel alone.
-  bool has_dense_fallback() const { return precise() && head_dim_ == 256 && !biased(call_); }
-  // Whether this call with a block mask is the dense kernel's if no block is skipped (DenseFallback,
-  // sm90/kernel_traits.h).
-  bool one_of_two() const { return has_dense_fallback() || !dense_kernel().has_tile_of(block_list_kernel()); }
-
   // `number`: of the call's launches of this kernel.
   void attention(const Chunk& chunk, int64_t number, bool programmatic) {
-    if (!call_.has_block_mask() || one_of_two()) attention(dense_kernel(), chunk, number, programmatic);
-    if (call_.has_block_mask()) attention(block_list_kernel(), chunk, number, programmatic);
+    if (!call_.has_block_mask() || choice_.one_of_two()) attention(choice_.dense_kernel(), chunk, number, programmatic);
+    if (call_.has_block_mask()) attention(choice_.block_list_kernel(), chunk, number, programmatic);
   }
   void attention(const KernelInfo& kernel, const Chunk& chunk, int64_t number, bool programmatic) {
-    if (precise())
+    if (choice_.precise())
       precise_attention(kernel);
     else
       scaled_attention(kernel, chunk, number, programmatic);
@@ -337,7 +257,7 @@ class Builder final : public LaunchBuilder<Workspace> {
     bind_attention(params, fields, number);
     set_key_sizes(params);
     set_query_sizes(params);
-    fields.bind(params.q_map, quantizes_q()
+    fields.bind(params.q_map, choice_.quantizes_q()
                                   ? element_map(kQ, call_.q, call_.q_heads, call_.q_length, kernel.block_m)
                                   : byte_map(workspace_.q_int8, workspace_.columns, call_.q_length, workspace_.q_bh,
                                              workspace_.row_bytes, kernel.row_bytes, kernel.block_m));
@@ -349,11 +269,11 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.k_scale_blocks = static_cast<int>(workspace_.k_scale_blocks);
     params.element = call_.element;
     fields.bind(params.prepared, kWorkspace, workspace_.prepared);
-    params.prepared_blocks = head_share(call_.kv_length, head_dim_).blocks;
+    params.prepared_blocks = head_share(call_.kv_length, choice_.head_dim()).blocks;
     params.scale = call_.scale;
     params.causal = causal_order(chunk);
     if (kernel.variant == Variant::rotating_prologue) fields.bind(params.choices, kWorkspace, workspace_.choices);
-    if (call_.has_block_mask() && one_of_two()) fields.bind(params.dead, kWorkspace, workspace_.lists.skipped);
+    if (call_.has_block_mask() && choice_.one_of_two()) fields.bind(params.dead, kWorkspace, workspace_.lists.skipped);
   }
 
   void launch_attention(const KernelInfo& kernel, const AttentionParams& params, const RunFields& fields,
@@ -391,9 +311,7 @@ class Builder final : public LaunchBuilder<Workspace> {
                kWorkspace, offset);
   }
 
-  const bool in_phases_;
-  const int head_dim_;
-  const std::string element_;
+  const KernelChoice choice_;
   const bool programmatic_;
 };
 

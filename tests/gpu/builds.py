@@ -234,7 +234,7 @@ def settled(name: str, call: AttentionOptions) -> AttentionOptions:
 
 
 def _hopper_tile(head_dim: int, kv_length: int, plain: bool) -> int:
-    """Keys of a step, as KernelTraits in csrc/sm90/kernel_traits.h and csrc/sm90/launch.cpp have them.
+    """Keys of a step, as KernelTraits in csrc/sm90/kernel_traits.h and csrc/sm90/kernel_choice.h have them.
 
     plain: 8b without lists, causal order and masks with a row for each query.
     """

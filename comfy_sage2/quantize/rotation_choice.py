@@ -67,13 +67,14 @@ def rotation_gains(
     key_energy = _mean((x.square().sum(dim=(2, 3)), counted.sum(dim=1, keepdim=True)) for x, counted in keys)
     query_energy = _mean((x.square().sum(dim=(2, 3)), x.shape[2]) for x, _ in queries)
     errors = []
-    for number_format, scheme, turn in zip(formats, schemes, (lambda x: x, _rotated), strict=True):
+    for number_format, scheme, is_rotated in zip(formats, schemes, (False, True), strict=True):
+        if is_rotated:
+            keys, queries = ([(_rotated(x), of_tokens) for x, of_tokens in sample] for sample in (keys, queries))
         maximum = 1.0 if number_format.maximum is None else number_format.maximum
         key_scale = _mean(
-            ((turn(x).abs().amax(dim=(2, 3)) / maximum).square(), counted.any(dim=1, keepdim=True))
-            for x, counted in keys
+            ((x.abs().amax(dim=(2, 3)) / maximum).square(), counted.any(dim=1, keepdim=True)) for x, counted in keys
         )
-        query_scales = [_scales(turn(x), None if scheme.q == "token" else group) / maximum for x, group in queries]
+        query_scales = [_scales(x, None if scheme.q == "token" else group) / maximum for x, group in queries]
         query_scale = _mean((scales.square().sum(dim=2), scales.shape[2]) for scales in query_scales)
         errors.append(query_energy * key_scale + key_energy * query_scale)
     as_they_are, rotated = errors
@@ -99,7 +100,7 @@ def _scales(x: torch.Tensor, group: torch.Tensor | None) -> torch.Tensor:
 def _rotated(x: torch.Tensor) -> torch.Tensor:
     """x rotated, of the same length."""
     rotated = rotate(x)
-    return rotated * rotated.shape[-1] ** -0.5
+    return rotated.mul(rotated.shape[-1] ** -0.5)
 
 
 def _tokens(number: int, groups: int, block: int, x: torch.Tensor) -> torch.Tensor:

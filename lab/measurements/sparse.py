@@ -91,8 +91,8 @@ def video_like(
 
 def exact_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Attention in float32 at these rows, (rows, H, D); q, k, v (1, N, H, D)."""
-    heads_first = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    return metrics.exact_rows(*heads_first, range(q.shape[2]), rows, scale=None, mask=None)[0].transpose(0, 1)
+    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    return metrics.exact_rows(q, k, v, range(q.shape[1]), rows, scale=None, mask=None)[0].transpose(0, 1)
 
 
 def errors(out: torch.Tensor, inputs: Inputs) -> tuple[float, float]:

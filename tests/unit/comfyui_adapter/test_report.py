@@ -14,7 +14,7 @@ from comfy_sage2.comfyui.session.model_passes import Schedule
 from comfy_sage2.comfyui.session.quality import measure
 from comfy_sage2.comfyui.session.record import Decision, SpeedComparison
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.session.timer import NO_TIMER, start_timer
+from comfy_sage2.comfyui.session.timer import NO_TIMER, Timer, start_timer
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
@@ -113,7 +113,7 @@ def test_report_counts_and_names_the_worst_layers() -> None:
     assert text.index("call 4: cosine 0.99500") < text.index("call 3: cosine 0.99600")
 
 
-class Watch:
+class Watch(Timer):
     """A stopwatch that shows a time of choice."""
 
     def __init__(self, seconds: float) -> None:

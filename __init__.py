@@ -94,13 +94,15 @@ class SageAttention2Extension(ComfyExtension):
 
 async def comfy_entrypoint() -> SageAttention2Extension:
     """Called by ComfyUI once it has imported the pack; older versions call no `on_load` of an extension."""
+    if OTHER is None:
+        from comfy_sage2.comfyui.node_status import add_route
+
+        add_route()
     if IMPORTED:
         from comfy.model_management import get_torch_device
 
-        from comfy_sage2.comfyui.node_status import add_route
         from comfy_sage2.comfyui.ready import ready_line
 
-        add_route()
         log.info("SageAttention2: %s", ready_line(get_torch_device()))
     return SageAttention2Extension()
 

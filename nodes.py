@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,15 @@ from comfy_api.latest import io, ui
 from comfy_execution.graph_utils import ExecutionBlocker
 from PIL import Image
 
-from comfy_sage2.comfyui.hooks.prompt import running_prompt
+from comfy_sage2.comfyui.hooks.prompt import running_extra, running_prompt
 from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.inputs import read_inputs
-from comfy_sage2.comfyui.node_status import node_status
+from comfy_sage2.comfyui.node_status import EARLIER, REPORT, Badge, node_status
 from comfy_sage2.comfyui.nodes import schemas
 from comfy_sage2.comfyui.patch import patch_model
+from comfy_sage2.comfyui.report.badge import badge
 from comfy_sage2.comfyui.report.picture import draw
-from comfy_sage2.comfyui.report.text import report, status
+from comfy_sage2.comfyui.report.text import advice, is_earlier, report, status
 from comfy_sage2.comfyui.settings import Settings
 
 
@@ -38,12 +38,19 @@ class SageAttention2(io.ComfyNode):
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         values, notes = read_inputs(cls, inputs)
         model, options = values.pop("model"), values.pop("options", None)
-        patched = patch_model(model, (options or Settings()).with_inputs(values, notes))
+        number = cls.hidden.unique_id
+
+        def say(text: str, badge: Badge) -> None:
+            node_status.publish("SageAttention2", number, running_extra(), running_prompt(), text, badge)
+
+        def measuring(finished: int, rounds: int) -> None:
+            say("", Badge(f"measuring {finished}/{rounds}"))
+
+        patched = patch_model(model, (options or Settings()).with_inputs(values, notes), measuring)
         session = sessions_of(patched)[-1]
-        session.publish_status = _publisher(cls, "SageAttention2")
-        text = status(session)
-        session.publish_status(text)
-        return io.NodeOutput(patched, ui={"text": [text]})
+        session.publish_status = lambda: say(advice(session), badge(session))
+        session.publish_status()
+        return io.NodeOutput(patched, ui={"text": [status(session)]})
 
 
 class SageAttention2Options(io.ComfyNode):
@@ -75,9 +82,10 @@ class SageAttention2Report(io.ComfyNode):
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         values, notes = read_inputs(cls, inputs)
         sessions = sessions_of(values["model"])
-        wants_quality = values.get("measure_quality", False)
-        text = "\n".join((report(sessions, running_prompt(), wants_quality=wants_quality), *notes))
-        _publisher(cls, "SageAttention2Report")(text)
+        run, wants_quality = running_prompt(), values.get("measure_quality", False)
+        text = "\n".join((report(sessions, run, wants_quality=wants_quality), *notes))
+        words = EARLIER if is_earlier(sessions, run) else Badge("")
+        node_status.publish(REPORT, cls.hidden.unique_id, cls.hidden.extra_pnginfo, run, text, words)
         passed = [values.get(name) for name in ("samples", "images")]
         picture = _as_image(draw(sessions))
         return io.NodeOutput(
@@ -89,11 +97,6 @@ class SageAttention2Report(io.ComfyNode):
 
 
 NODES: list[type[io.ComfyNode]] = [SageAttention2, SageAttention2Options, SageAttention2Report]
-
-
-def _publisher(node: type[io.ComfyNode], kind: str) -> Callable[[str], None]:
-    """Keeps what a node of class `kind` says for the page."""
-    return node_status.publisher(kind, node.hidden.unique_id, node.hidden.extra_pnginfo)
 
 
 def _as_image(picture: Image.Image) -> torch.Tensor:

@@ -1,21 +1,34 @@
-"""What each node last said, for the page to show: after a sampling, after a reload, and when a run came from the cache.
+"""What each node last said: sent to the page at once, and kept for a page that is loaded later.
 
-ComfyUI sends a node's text when the node runs, which is before the sampling, and not again when the node is cached.
+ComfyUI sends what a node returns when the node runs, which is before the sampling, and not again when it is cached.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 ROUTE = "/comfy_sage2/node_status"
+EVENT = "comfy_sage2.status"
+REPORT = "SageAttention2Report"
+GOOD, PLAIN, WARNING = "good", "plain", "warning"
 MOST = 500  # nodes; those that have said nothing for the longest time are forgotten
 _LONGEST = 100  # characters of a number that comes with a prompt
 
 
-Publish = Callable[[str], None]
+class Badge(NamedTuple):
+    """A few words in a node's title, and which color they have: GOOD, PLAIN or WARNING."""
+
+    badge: str
+    tone: str = PLAIN
+
+
+EARLIER = Badge("from an earlier run", WARNING)
+
+Entry = dict[str, str | None]
 
 
 def workflow_of(extra: object) -> str | None:
@@ -26,43 +39,54 @@ def workflow_of(extra: object) -> str | None:
 
 
 class NodeStatus:
-    """The last text of each node of each workflow; several threads may write and read."""
+    """What each node of each workflow said last; several threads may write and read."""
 
-    def __init__(self) -> None:
+    def __init__(self, send: Callable[[Entry], None] = lambda entry: None) -> None:
+        """send: takes what a page is to show now."""
+        self.send = send
         self._lock = threading.Lock()
-        self._texts: OrderedDict[tuple[str, str], dict[str, str]] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, str], Entry] = OrderedDict()
 
-    def publisher(self, kind: str, node: object, extra: object) -> Publish:
-        """A function that keeps what a node of class `kind` says.
+    def publish(self, kind: str, node: object, extra: object, run: str | None, text: str, badge: Badge) -> None:
+        """Keep and send what a node of class `kind` says.
 
         node: its number in the prompt. extra: what the page sends with the prompt, with the workflow in it; a prompt
-        without one comes from no page, and nothing is kept.
+        without one comes from no page, and nothing is kept. run: of ComfyUI's queue, by its number. text: in sentences,
+        or empty.
         """
-        number = workflow_of(extra)
-        if number is None or not isinstance(node, str) or len(node) > _LONGEST:
-            return lambda text: None
+        workflow = workflow_of(extra)
+        if workflow is None or not isinstance(node, str) or len(node) > _LONGEST:
+            return
+        entry: Entry = {"workflow": workflow, "node": node, "type": kind, "run": run, "text": text}
+        entry |= badge._asdict()
+        with self._lock:
+            self._entries.pop((workflow, node), None)
+            self._entries[workflow, node] = entry
+            while len(self._entries) > MOST:
+                self._entries.popitem(last=False)
+            changed = [dict(each) for each in (entry, *self._outdated(entry))]
+        for each in changed:
+            self.send(each)
 
-        def publish(text: str) -> None:
-            entry = {"workflow": number, "node": node, "type": kind, "text": text}
-            with self._lock:
-                self._texts.pop((number, node), None)
-                self._texts[number, node] = entry
-                while len(self._texts) > MOST:
-                    self._texts.popitem(last=False)
+    def _outdated(self, news: Entry) -> Iterator[Entry]:
+        """The reports of earlier runs, where `news` are of a node that is at work in another one."""
+        for entry in self._entries.values():
+            is_beside = entry["workflow"] == news["workflow"] and news["type"] != REPORT == entry["type"]
+            if is_beside and entry["run"] != news["run"]:
+                entry |= EARLIER._asdict()
+                yield entry
 
-        return publish
-
-    def of_workflow(self, workflow: str) -> list[dict[str, str]]:
+    def of_workflow(self, workflow: str) -> list[Entry]:
         """What the nodes of a workflow have said."""
         with self._lock:
-            return [dict(entry) for (number, _), entry in self._texts.items() if number == workflow]
+            return [dict(entry) for (number, _), entry in self._entries.items() if number == workflow]
 
 
 node_status = NodeStatus()
 
 
 def add_route() -> None:
-    """Have ComfyUI's server answer a page that asks for the texts of a workflow."""
+    """Have ComfyUI's server send what nodes say, and answer a page that asks what those of a workflow have said."""
     from aiohttp import web
     from server import PromptServer
 
@@ -74,3 +98,4 @@ def add_route() -> None:
         return web.json_response(node_status.of_workflow(request.query.get("workflow", "")))
 
     server.routes.get(ROUTE)(answer)
+    node_status.send = partial(server.send_sync, EVENT)

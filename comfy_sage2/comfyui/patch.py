@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..timing.measure import ensure_timed
+from ..timing.rounds import Progress, unseen
 from .adapter.attention_call import OVERRIDE
 from .adapter.declared_attention import declared_layers
 from .adapter.packs import own_is_torchs
@@ -27,8 +28,10 @@ from .session.session import Session, log
 from .settings import Settings
 
 
-def patch_model(model: Any, settings: Settings) -> Any:
+def patch_model(model: Any, settings: Settings, measuring: Progress = unseen) -> Any:
     """A clone of `model` (ComfyUI's ModelPatcher) whose attention follows `settings`.
+
+    measuring: called while the GPU's times are taken, which happens once.
 
     The clone's session says whether it is idle and why. An idle clone has no override: sampling runs exactly as without
     the node. It keeps the wrapper of the sampling, so that a model compiled with the override is compiled anew and the
@@ -36,7 +39,7 @@ def patch_model(model: Any, settings: Settings) -> Any:
     """
     device = model.load_device
     if settings.mode != "off":
-        ensure_timed(device)
+        ensure_timed(device, measuring)
     settings = with_backend(device, settings)
     expected = probe(device, settings)
     peers = notes_on_peers(device, settings, expected.backend)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import re
 import sys
 
 import torch
 
 _NVML_INIT_NO_GPUS = 1  # NVML_INIT_FLAG_NO_GPUS: the library alone, no GPU is woken up
+_USUAL_WORDS = re.compile(r"^(NVIDIA |GeForce |Tesla )+|[ -](\d+ ?GB|SXM|PCI[eE]|HBM|NVL|Blackwell|Generation|GPU).*$")
 _SYSTEM_FOLDER_ONLY = 0x800  # LOAD_LIBRARY_SEARCH_SYSTEM32
 
 
@@ -45,6 +47,11 @@ def loaded_driver() -> str | None:
     except (OSError, AttributeError):
         return None
     return text.value.decode("ascii", errors="replace") if answers else None
+
+
+def short_name(device: torch.device) -> str:
+    """The GPU's name without its maker, memory and form: "H100", "RTX 4090"; "CPU"."""
+    return _USUAL_WORDS.sub("", device_name(device)) if device.type == "cuda" else device.type.upper()
 
 
 def gpu_names() -> list[str]:

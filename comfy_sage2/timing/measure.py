@@ -25,7 +25,7 @@ from ..autotune.timings import ORDINARY, Candidate, Errors, Rounds, Times, Work
 from ..system import machine
 from . import candidates
 from .candidates import Run
-from .rounds import GpuClock, time_rounds
+from .rounds import GpuClock, Progress, time_rounds, unseen
 
 log = logging.getLogger("comfy_sage2")
 
@@ -61,7 +61,7 @@ _lock = threading.RLock()
 _tried: set[int] = set()
 
 
-def ensure_timed(device: torch.device) -> None:
+def ensure_timed(device: torch.device, progress: Progress = unseen) -> None:
     """Find out the times of `device`, once in this process; on failure the shipped defaults stay."""
     if device.type != "cuda":  # as AMD's GPUs are called too
         return
@@ -72,7 +72,7 @@ def ensure_timed(device: torch.device) -> None:
         if index in _tried:
             return
         try:
-            store.keep(index, remembered(index) or _measured(index))
+            store.keep(index, remembered(index) or _measured(index, progress))
         except RuntimeError as error:
             log.debug("SageAttention2: GPU %d was not measured: %s", index, error)
         finally:
@@ -100,7 +100,7 @@ def measure_now(index: int) -> TunedChoices:
         return choices
 
 
-def _measured(index: int) -> TunedChoices:
+def _measured(index: int, progress: Progress = unseen) -> TunedChoices:
     """The choices for GPU `index` by times that are taken now, and remembered.
 
     RuntimeError without the memory for it, or when the times cannot be trusted.
@@ -108,7 +108,7 @@ def _measured(index: int) -> TunedChoices:
     if torch.cuda.mem_get_info(index)[0] < _FREE_BYTES:
         raise RuntimeError("[SA-114] less than 1 GiB of the GPU's memory is free: nothing was measured")
     with torch.cuda.device(index), torch.no_grad():
-        rounds, host = rounds_on(index, GpuClock())
+        rounds, host = rounds_on(index, GpuClock(progress))
         times = Times.of(rounds, errors_on(index), host, _multiprocessors(index))
     if times is None:
         raise RuntimeError("[SA-114] the times varied too much: another process may be using the GPU")

@@ -23,6 +23,11 @@ _MOST_CALLS = 4
 _HEAD_STARTS = (180_000, 360_000, 720_000, 1_440_000)
 
 Key = TypeVar("Key", bound=Hashable)
+Progress = Callable[[int, int], None]  # takes how many parts of a measurement are over, and of how many
+
+
+def unseen(finished: int, parts: int) -> None:
+    """The progress that nobody looks at."""
 
 
 class GpuClock:
@@ -32,9 +37,11 @@ class GpuClock:
 
     Attributes:
         host: call -> seconds for which one of its calls kept this thread, for each visit.
+        progress: called before the first visits and before each round.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress = unseen) -> None:
+        self.progress = progress
         self.host: defaultdict[Callable[[], object], list[float]] = defaultdict(list)
         self._needed: dict[Callable[[], object], int] = {}  # the head start that sufficed last, by its number
 
@@ -73,6 +80,7 @@ def time_rounds(
     RuntimeError in a visit is left out.
     """
     calls: dict[Key, int] = {}
+    clock.progress(0, 1 + MOST_ROUNDS)
     for key, run in runs.items():
         once = None if _visited(clock, run, 1) is None else _visited(clock, run, 1)
         if once is not None:
@@ -82,6 +90,7 @@ def time_rounds(
     begin = clock.now()
     deadline = max(deadline, begin + _LEAST)
     for finished in range(1, MOST_ROUNDS + 1):
+        clock.progress(finished, 1 + MOST_ROUNDS)
         rng.shuffle(order)
         for key in list(order):
             visited = _visited(clock, runs[key], calls[key])

@@ -114,8 +114,8 @@ def test_two_nodes_in_a_row(server: ComfyServer) -> None:
     chain = {**sage("loader", "first", mode="4b"), **sage("first", "last", mode="8b", end_percent=0.5)}
     text = report(server, sampling("wan", chain, steps=4))
     last, first = text.split("\n\n")
-    assert "8 of 16 attention calls computed by SageAttention2" in last, text
-    assert "8 of 8 attention calls computed by SageAttention2" in first, text
+    assert "16 attention calls: 8 in 8b" in last, text
+    assert "8 attention calls: 8 in 4b" in first, text
 
 
 def test_an_earlier_override_serves_what_the_node_leaves_out(server: ComfyServer) -> None:
@@ -131,8 +131,8 @@ def test_step_range_and_attention_kind(server: ComfyServer) -> None:
     options: dict[str, Any] = {"start_percent": 0.25, "end_percent": 0.75, "apply_to": "self only"}
     text = report(server, sampling("wan", sage("loader", **options), steps=4))
     # Two layers of self- and two of cross-attention; two texts in one pass or in two passes each step.
-    assert "4 attention layers" in text, text
-    assert "(25%)" in text and "the step is outside 'start percent' 0.25 to 'end percent' 0.75" in text, text
+    assert "16 attention calls: 4 in 8b" in text and "4 attention layers" in text, text
+    assert "the step is outside 'start percent' 0.25 to 'end percent' 0.75" in text, text
     assert "cross-attention, and 'apply to' is 'self only'" in text, text
 
 

@@ -1,7 +1,7 @@
 // Opens files that another version of this pack saved, whose nodes had other inputs. A node keeps the values of the
 // inputs that it still has, found by name, and says in one line what it dropped.
 import { app } from "../../../scripts/app.js";
-import { isOurs, notify } from "./node_text.js";
+import { isOurs, notify } from "./node_status.js";
 
 // Name -> value of the widgets in a file; undefined where it has another number of values and names none.
 function namedValues(widgets, { inputs, widgets_values, widgets_values_named: named }) {

@@ -57,9 +57,19 @@ def notes_on_others() -> tuple[str, ...]:
     return tuple(dict.fromkeys(notes))
 
 
+def running_extra() -> object:
+    """What the page sent with this thread's run, with its workflow in it; None where no page did."""
+    sent = next((item[3] for item in _own_items() if len(item) > 3), None)
+    return sent.get("extra_pnginfo") if isinstance(sent, Mapping) else None
+
+
 def _own_prompts() -> list[object]:
+    return [item[2] for item in _own_items()]
+
+
+def _own_items() -> list[Sequence[Any]]:
     number = running_prompt()
-    return [item[2] for item in _running_items() if str(item[1]) == number]
+    return [item for item in _running_items() if str(item[1]) == number]
 
 
 def _running_items() -> list[Sequence[Any]]:

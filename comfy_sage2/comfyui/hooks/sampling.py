@@ -13,7 +13,7 @@ from ..adapter import packs
 from ..adapter.declared_attention import declared_layers
 from ..adapter.pass_options import changes_of, has_cross_attention
 from ..adapter.token_kinds import TokenKinds
-from ..report.text import session_headline, status
+from ..report.text import session_headline
 from ..session.session import Session, log
 from .prompt import measures_quality, reads_times, running_prompt
 from .watcher import watching
@@ -71,10 +71,8 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
                 return out
             finally:
                 session.end_sampling(completed=completed)
-                headline, text = session_headline(session), status(session)
-                log.info("SageAttention2: %s", headline)
-                idle = session.dispatcher.idle_reason is not None
-                session.publish_status(text if idle else f"{text}\nLast sampling: {headline}")
+                log.info("SageAttention2: %s", session_headline(session))
+                session.publish_status()
         finally:
             begun.remove(begin)
             if begun:

@@ -8,6 +8,7 @@ from comfy_api.latest import io
 from comfy_execution.graph_utils import ExecutionBlocker
 
 from ...text import error_text
+from ..node_status import WARNING, Badge, node_status
 from . import schemas
 
 
@@ -23,6 +24,7 @@ def nodes_of(error: Exception) -> list[type[io.ComfyNode]]:
 
         @classmethod
         def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
+            _say(cls, text, Badge("unchanged: SA-111", WARNING))
             return io.NodeOutput(model, ui={"text": [text]})
 
     class SageAttention2Options(io.ComfyNode):
@@ -42,6 +44,11 @@ def nodes_of(error: Exception) -> list[type[io.ComfyNode]]:
         @classmethod
         def execute(cls, samples: Any = None, images: Any = None, **inputs: Any) -> io.NodeOutput:
             passed = [ExecutionBlocker(None) if value is None else value for value in (samples, images)]
+            _say(cls, text, Badge(""))
             return io.NodeOutput(*passed, text, ExecutionBlocker(None), ui={"text": [text]})
 
     return [SageAttention2, SageAttention2Options, SageAttention2Report]
+
+
+def _say(node: type[io.ComfyNode], text: str, badge: Badge) -> None:
+    node_status.publish(node.__name__, node.hidden.unique_id, node.hidden.extra_pnginfo, None, text, badge)

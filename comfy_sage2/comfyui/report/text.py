@@ -1,8 +1,9 @@
 """The record of a sampling in words.
 
-`status` is what the node itself shows, before and after a sampling. `session_headline` is the line in ComfyUI's log
-when a sampling ends. `report` is the text of the report node. For each node that the model went through it has the
-verdict, who computed how many calls and why others were left, what the guard and `sparse` did, times, and closeness.
+`status` is what the node returns to ComfyUI, and `advice` what the page shows beside its badge. `session_headline` is
+the line in ComfyUI's log when a sampling ends. `report` is the text of the report node. For each node that the model
+went through it has the verdict, who computed how many calls and why others were left, what the guard and `sparse` did,
+times, and closeness.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..session.guard import FULL_PRECISION, Guard
 from ..session.record import NO_PASS, Sampling, Share, Summary
 from ..session.session import Session
 from ..session.sparsity import BlockSparsity, LayerSparsity
-from .verdict import compared_speed, layer_means, sampling_ratio, times, verdict
+from .verdict import compared_speed, computed_by, layer_means, sampling_ratio, times, verdict
 
 NOT_PATCHED = (
     "[SA-403] This model did not go through a SageAttention2 node: connect the node's model output, or a model made "
@@ -41,19 +42,21 @@ _STAND_IN = "Start ComfyUI with --use-sage-attention, and this pack computes wha
 
 
 def _headline(summary: Summary) -> str:
-    """How many of the calls this node computed, in one line."""
-    served = sum(share.calls for share in summary.shares if share.decision.backend is not None)
+    """Who computed how many of the calls, in one line."""
+    calls_of: Counter[str] = Counter()
+    for share in summary.shares:
+        calls_of[computed_by(share.decision)] += share.calls
+    parts = ", ".join(f"{calls} {whom}" for whom, calls in calls_of.items())
     steps = f"{summary.steps} step{'' if summary.steps == 1 else 's'}"
     if summary.sampling is Sampling.STOPPED:
-        steps = f"stopped in step {1 + max(step for _, step in summary.cells)} of {summary.steps}"
+        steps = f"stopped in step {summary.last_step + 1} of {summary.steps}"
     taken = "".join(f"; {line}" for line in _taken_blocks(summary))
     silent = (
         f"; in {summary.silent_passes} of {summary.passes} passes of the model no attention call reached the node"
         if summary.silent_passes
         else ""
     )
-    share = f"{served} of {summary.calls} attention calls computed by SageAttention2 ({served / summary.calls:.0%})"
-    return f"{share}, {steps}{silent}{taken}"
+    return f"{summary.calls} attention calls: {parts}; {steps}{silent}{taken}"
 
 
 def _taken_blocks(summary: Summary) -> list[str]:
@@ -66,11 +69,24 @@ def _taken_blocks(summary: Summary) -> list[str]:
 
 
 def status(session: Session) -> str:
-    """What the node itself shows: what will compute the attention, or why nothing of ours does."""
+    """What will compute the attention, or why nothing of ours does."""
     dispatcher = session.dispatcher
     idle = dispatcher.idle_reason
     first = dispatcher.status() if idle is None else f"The model passes through unchanged: {idle}."
     return "\n".join((first, *dispatcher.settings.notes, *_declared(session)))
+
+
+def advice(session: Session) -> str:
+    """What the user should know at once: why the node does nothing, or what it does otherwise than chosen. Or empty."""
+    dispatcher, summary = session.dispatcher, session.record.summary()
+    lines = list(dispatcher.settings.notes)
+    if dispatcher.idle_reason is not None:
+        if dispatcher.settings.mode != "off":
+            lines.insert(0, f"The model passes through unchanged: {dispatcher.idle_reason}.")
+    elif summary.sampling is Sampling.COMPLETE:
+        nothing = _why_nothing(session, summary)
+        lines += [] if nothing is None else [f"{capitalized(nothing)}."]
+    return "\n".join(lines)
 
 
 def _declared(session: Session) -> list[str]:
@@ -103,12 +119,7 @@ def session_headline(session: Session) -> str:
     if session.dispatcher.idle_reason is not None:
         return status(session)
     summary = session.record.summary()
-    calls_of: Counter[str] = Counter()
-    for share in summary.shares:
-        if share.decision.by is not None:
-            calls_of[share.decision.by] += share.calls
-    taken = (f"{owner} took {calls}" for owner, calls in calls_of.items())
-    return "; ".join((_why_nothing(session, summary) or _headline(summary), *taken))
+    return _why_nothing(session, summary) or _headline(summary)
 
 
 def _why_nothing(session: Session, summary: Summary) -> str | None:
@@ -134,6 +145,11 @@ def _why_nothing(session: Session, summary: Summary) -> str | None:
     )
 
 
+def is_earlier(sessions: list[Session], prompt: str | None) -> bool:
+    """Whether the last of `sessions` sampled in another run of ComfyUI's queue than `prompt`."""
+    return bool(sessions) and None not in (prompt, sessions[-1].prompt) and prompt != sessions[-1].prompt
+
+
 def session_report(session: Session, prompt: str | None = None, *, wants_quality: bool = False) -> str:
     """The report of one node: what ran, what fell back and why, how long, how close to full precision.
 
@@ -141,9 +157,7 @@ def session_report(session: Session, prompt: str | None = None, *, wants_quality
     is asked for; where it was not measured the report says why.
     """
     summary = session.record.summary()
-    lines = []
-    if summary.sampling is not Sampling.NONE and None not in (prompt, session.prompt) and prompt != session.prompt:
-        lines.append(EARLIER)
+    lines = [EARLIER] if is_earlier([session], prompt) else []
     title = f"SageAttention2: {session.dispatcher.title}"
     if session.dispatcher.idle_reason is not None:
         return "\n".join(("Not active", title, status(session)))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from ...backends.reference import ReferenceBackend
 from ...metrics import Agreement, average
+from ...options import EXACT
 from ..session.guard import FULL_PRECISION
-from ..session.record import LayerStep, Summary
+from ..session.record import Decision, LayerStep, Share, Summary
 
 NO_CALL = "no attention call reached the node"
 LITTLE = 0.005  # of the sampling's time: less is told as "as fast"
@@ -76,12 +78,47 @@ def worst_cell(summary: Summary) -> LayerStep | None:
     return max(summary.agreement, key=badness, default=None)
 
 
-def _closeness(summary: Summary) -> str:
+def mean_cosine(summary: Summary) -> float | None:
+    """The cosine similarity to full precision on average, rounded down: 1 would say that nothing differs.
+
+    None where it was not measured; else it may be NaN.
+    """
     if not summary.agreement:
-        return "closeness not measured"
+        return None
     cosine = average(layer_means(summary).values()).cosine
-    if not math.isfinite(cosine):
+    return math.floor(cosine * 1e4) / 1e4 if math.isfinite(cosine) else math.nan
+
+
+def closeness(cosine: float) -> str:
+    """A cosine similarity in words that full precision follows: "very close to"."""
+    return next((words for least, words in _CLOSENESS if cosine >= least), "far from")
+
+
+def computed_by(decision: Decision) -> str:
+    """Who computes such calls, in words that follow their number: "in 8b", "by torch-cudnn, which is faster here"."""
+    if decision.backend is None:
+        return f"by {decision.by or FULL_PRECISION}"
+    if quantized_mode(decision) is None:
+        return f"by {decision.backend}" + ("" if decision.reason is None else ", which is faster here")
+    slow = " by the slow reference" if decision.backend == ReferenceBackend.name else ""
+    return f"in {quantized_mode(decision)}{slow}"
+
+
+def largest(summary: Summary, shares: Iterable[Share]) -> Share:
+    """The one of `shares` that took the most time; that of the most calls where nobody timed them."""
+    return max(shares, key=lambda share: share.seconds if summary.timed else share.calls)
+
+
+def quantized_mode(decision: Decision) -> str | None:
+    """The mode of a call that this pack quantizes; None where another attention computes it."""
+    options = decision.options
+    return None if decision.is_peer or options is None or options.mode == EXACT else options.mode
+
+
+def _closeness(summary: Summary) -> str:
+    cosine = mean_cosine(summary)
+    if cosine is None:
+        return "closeness not measured"
+    if math.isnan(cosine):
         return "the result has NaN or infinity"
-    words = next((words for least, words in _CLOSENESS if cosine >= least), "far from")
-    # Rounded down: 1 would say that nothing differs.
-    return f"{words} full precision ({math.floor(cosine * 1e4) / 1e4:.4f}; 1 is identical)"
+    return f"{closeness(cosine)} full precision ({cosine:.4f}; 1 is identical)"

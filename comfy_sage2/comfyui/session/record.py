@@ -164,6 +164,11 @@ class Summary:
         return sum(share.calls for share in self.shares)
 
     @property
+    def last_step(self) -> int:
+        """The last step with a call, from 0."""
+        return max((step for _, step in self.cells), default=0)
+
+    @property
     def was_passed_over(self) -> bool:
         """Whether a node of this pack behind this one served every call: such calls are named and not recorded."""
         return self.calls == 0 and self.silent_passes < self.passes

@@ -49,7 +49,7 @@ class Session:
         pack_in_model: a pack that put functions of its own around the model or into it in the last sampling, or None.
         evaluations: of the model that samplers have begun, each of one or more passes.
         measures_quality: the outputs of backends are compared with full precision in this sampling.
-        publish_status: takes what the node has to say after a sampling.
+        publish_status: sends the page what the node has to say.
     """
 
     def __init__(self, dispatcher: Dispatcher, slot: int = 0, previous: Override | None = None) -> None:
@@ -67,7 +67,7 @@ class Session:
         self.pack_in_model: str | None = None
         self.evaluations = 0
         self.measures_quality = False
-        self.publish_status: Callable[[str], None] = lambda text: None
+        self.publish_status: Callable[[], None] = lambda: None
         self._schedule = OUTSIDE
         self._expected_calls = 0  # of a pass: those of the pass before
         self._follows_node = hasattr(previous, "session")  # another one of this pack

@@ -128,14 +128,24 @@ def run(page: Page, finished: str) -> None:
     page.wait_for_function(finished)
 
 
-def status(kind: str) -> str:
-    """A JavaScript expression for the text on the first node of this type."""
-    return f"app.graph.nodes.find(n => n.type === {kind!r})?.widgets?.find(w => w.name === 'status')?.value"
+def report() -> str:
+    """A JavaScript expression for the text on the first report node."""
+    return _value("SageAttention2Report", "status")
 
 
-def shown(page: Page, kind: str) -> str:
-    """The text on the first node of this type."""
-    return page.evaluate(status(kind)) or ""
+def badge(kind: str) -> str:
+    """A JavaScript expression for the words in the title of the first node of this type."""
+    return _value(kind, "badge")
+
+
+def _value(kind: str, widget: str) -> str:
+    return f"app.graph.nodes.find(n => n.type === {kind!r})?.widgets?.find(w => w.name === {widget!r})?.value"
+
+
+def messages(page: Page) -> list[str]:
+    """What the page tells in messages beside the graph, which close by themselves."""
+    result: list[str] = page.evaluate("[...document.querySelectorAll('[role=alert]')].map(alert => alert.innerText)")
+    return result
 
 
 def natural_width(page: Page, address: str) -> int:

@@ -21,6 +21,10 @@ class FakeClock(GpuClock):
 
     passed: float = 0.0
     visits: list[tuple[str, int]] = field(default_factory=list)
+    parts: list[tuple[int, int]] = field(default_factory=list)
+
+    def progress(self, finished: int, parts: int) -> None:
+        self.parts.append((finished, parts))
 
     def visit(self, run: Callable[[], Any], calls: int) -> float:
         name, seconds = run()  # as `runs` makes them
@@ -40,6 +44,7 @@ def test_every_call_has_its_turn_in_every_round() -> None:
     clock = FakeClock()
     times = time_rounds(runs(short=2e-5, middle=7e-5, long=2e-3), clock, random.Random(0), deadline=10.0)
     assert times == {"short": [2e-5] * MOST_ROUNDS, "middle": [7e-5] * MOST_ROUNDS, "long": [2e-3] * MOST_ROUNDS}
+    assert clock.parts == [(finished, 1 + MOST_ROUNDS) for finished in range(1 + MOST_ROUNDS)]
     timed = clock.visits[6:]
     assert {name: {calls for called, calls in timed if called == name} for name in times} == {
         "short": {4}, "middle": {2}, "long": {1}

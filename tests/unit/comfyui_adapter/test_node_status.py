@@ -1,4 +1,4 @@
-"""What the nodes last said, kept for the page."""
+"""What the nodes last said, kept for the page and sent to it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,40 @@ from typing import Any
 
 import pytest
 
-from comfy_sage2.comfyui.node_status import MOST, NodeStatus
+from comfy_sage2.comfyui.node_status import EARLIER, GOOD, MOST, REPORT, Badge, Entry, NodeStatus
 
 PAGE = {"workflow": {"id": "one", "nodes": []}}
+NODE, FASTER, NONE = "SageAttention2", Badge("2.1x · 8b · H100", GOOD), Badge("")
 
 
-def test_the_last_text_of_each_node_of_a_workflow() -> None:
-    status = NodeStatus()
-    publish = status.publisher("SageAttention2", "57:3", PAGE)
-    status.publisher("SageAttention2", "57:3", {"workflow": {"id": "two"}})("elsewhere")
+def test_the_last_words_of_each_node_of_a_workflow() -> None:
+    sent: list[Entry] = []
+    status = NodeStatus(sent.append)
+    status.publish(NODE, "57:3", {"workflow": {"id": "two"}}, "run 1", "elsewhere", NONE)
     assert status.of_workflow("one") == []
-    publish("before")
-    publish("after")
-    assert status.of_workflow("one") == [{"workflow": "one", "node": "57:3", "type": "SageAttention2", "text": "after"}]
+    status.publish(NODE, "57:3", PAGE, "run 1", "before", Badge("8b · H100"))
+    status.publish(NODE, "57:3", PAGE, "run 1", "", FASTER)
+    place = {"workflow": "one", "node": "57:3", "type": NODE}
+    kept = {**place, "text": "", "badge": "2.1x · 8b · H100", "tone": GOOD, "run": "run 1"}
+    assert status.of_workflow("one") == [kept] and sent[-1] == kept and len(sent) == 3
     assert status.of_workflow("three") == []
+
+
+def test_a_report_of_an_earlier_run_is_told_as_that() -> None:
+    """From the moment that a node of the workflow is at work in another run until the report is made again."""
+    sent: list[Entry] = []
+    status = NodeStatus(sent.append)
+
+    def badges() -> list[str | None]:
+        return [entry["badge"] for entry in status.of_workflow("one") if entry["type"] == REPORT]
+
+    for run in ("run 1", "run 2"):
+        status.publish(NODE, "1", PAGE, run, "", FASTER)
+        assert badges() == ([EARLIER.badge] if run == "run 2" else [])
+        assert (sent[-1]["type"] == REPORT) == (run == "run 2")
+        status.publish(REPORT, "2", PAGE, run, "faster", NONE)
+        status.publish(NODE, "1", PAGE, run, "", FASTER)  # another sampling of the same run
+        assert badges() == [""]
 
 
 @pytest.mark.parametrize(
@@ -37,15 +57,13 @@ def test_the_last_text_of_each_node_of_a_workflow() -> None:
 )
 def test_a_prompt_that_comes_from_no_page(node: object, extra: Any) -> None:
     status = NodeStatus()
-    status.publisher("SageAttention2", node, extra)("text")
+    status.publish(NODE, node, extra, None, "text", NONE)
     assert status.of_workflow("one") == [] and status.of_workflow("x" * 101) == []
 
 
 def test_the_oldest_are_forgotten() -> None:
     status = NodeStatus()
-    for number in range(MOST):
-        status.publisher("SageAttention2", str(number), PAGE)("text")
-    status.publisher("SageAttention2", "0", PAGE)("again")
-    status.publisher("SageAttention2", "new", PAGE)("text")
+    for number in [*range(MOST), 0, MOST]:
+        status.publish(NODE, str(number), PAGE, None, "text", NONE)
     kept = {entry["node"] for entry in status.of_workflow("one")}
-    assert len(kept) == MOST and {"0", "new"} <= kept and "1" not in kept
+    assert len(kept) == MOST and {"0", str(MOST)} <= kept and "1" not in kept

@@ -79,7 +79,7 @@ def test_a_report_knows_how_far_a_sampling_without_a_pass_came() -> None:
     model = patch_model(Patcher(), settings())
     (session,) = sessions_of(model)
     told: list[str] = []
-    session.publish_status = lambda text: told.append(text)
+    session.publish_status = lambda: told.append(session_headline(session))
     assert "nothing was sampled" in report([session]) and "yet" in report([session])
     sampled(model)
     assert "the sampling ended, and no pass of the model" in report([session])
@@ -104,5 +104,5 @@ def test_a_sampling_that_stopped_early_is_told_as_that() -> None:
 
     with pytest.raises(Interrupted):
         sampled(model, sampler=stopped_within)
-    assert "1 of 1 attention calls computed by SageAttention2 (100%), stopped in step 1 of 1" in report([session])
+    assert "1 attention calls: 1 in 8b by the slow reference; stopped in step 1 of 1" in report([session])
     assert "stopped in step 1 of 1" in session_headline(session)

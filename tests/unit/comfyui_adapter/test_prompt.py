@@ -16,6 +16,7 @@ from comfy_sage2.comfyui.hooks.prompt import (
     measures_quality,
     notes_on_others,
     reads_times,
+    running_extra,
     running_prompt,
 )
 from comfy_sage2.comfyui.hooks.sampling import sessions_of
@@ -47,8 +48,20 @@ def with_queue(monkeypatch: pytest.MonkeyPatch, running: object) -> None:
     install_module(monkeypatch, "server", PromptServer=server)
 
 
-def item(number: object, prompt: object) -> tuple[object, ...]:
-    return (0, number, prompt, {}, ["4"], {})
+def item(number: object, prompt: object, extra: object = None) -> tuple[object, ...]:
+    return (0, number, prompt, extra, ["4"], {})
+
+
+def test_what_the_page_sent_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node whose output is cached samples in runs of other workflows, too."""
+    sent = {"workflow": {"id": "two"}}
+    running = {1: item("first", SAMPLED, {"extra_pnginfo": {}}), 2: item("second", SAMPLED, {"extra_pnginfo": sent})}
+    with_queue(monkeypatch, running)
+    in_run(monkeypatch, "second")
+    assert running_extra() == sent
+    for extra in (None, {}, []):
+        with_queue(monkeypatch, {1: item("second", SAMPLED, extra)})
+        assert running_extra() is None
 
 
 def test_a_program_without_comfyuis_queue(monkeypatch: pytest.MonkeyPatch) -> None:

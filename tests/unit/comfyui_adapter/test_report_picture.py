@@ -125,5 +125,5 @@ def test_the_report_is_of_all_layers_and_steps() -> None:
     summary = session.record.summary()
     assert (summary.layers, summary.steps, summary.calls) == (4, 3, 12)
     assert len(summary.agreement) == 12 and summary.timed
-    assert "12 of 12 attention calls computed by SageAttention2" in report([session])
+    assert "12 attention calls: 12 in 8b" in report([session])
     assert draw([session]).size == (WIDTH, HEIGHT)

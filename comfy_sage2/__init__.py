@@ -1,4 +1,4 @@
-"""SageAttention2 attention for PyTorch: Q and K in INT8 or INT4, P and V in 8 bits, smoothed against channel outliers."""
+"""SageAttention2 attention for PyTorch: Q and K in INT8 or INT4, P and V in 8 bits, smoothed against outliers."""
 
 import sys as _sys
 

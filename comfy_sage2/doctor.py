@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from . import __version__, explain
 from .autotune.cost_model import TunedChoices
 from .backends import self_test
-from .backends.kernels import KERNELS, KernelBackend
+from .backends.kernels import KERNELS
 from .backends.peers import PEERS
 from .command_line import Parser, in_width, say
 from .dispatch import registry
@@ -80,17 +81,14 @@ def _kernel(architecture: str) -> str:
     return f"cannot be used: {reason} ({about})"
 
 
-def _self_test(backend: KernelBackend, index: int) -> str:
-    return self_test.test_now(backend.name, index, backend.variants).text
-
-
 def _self_test_lines() -> Iterator[str]:
     """Test each module that belongs to a GPU here, whatever is remembered of it."""
     for device in devices():
         for backend in KERNELS if device.type == "cuda" else ():
             is_for = torch.cuda.get_device_capability(device) in backend.capabilities
             if is_for and backend.availability() is None:
-                yield _line(f"{backend.name} on {device}", _guarded(_self_test, backend, device.index))
+                test = partial(self_test.test_now, backend.name, device.index, backend.variants)
+                yield _line(f"{backend.name} on {device}", _guarded(lambda test=test: test().text))
 
 
 def _guarded(probe: Callable[..., str], *arguments: object) -> str:
@@ -110,11 +108,6 @@ def _verdict(device: torch.device, mode: str) -> Verdict:
         return Verdict(str(device), mode, dict.fromkeys(accelerated, f"torch cannot use {device}: {error}"))
     reasons = explain(q, q, q, mode=mode)
     return Verdict(str(device), mode, {name: reasons[name] for name in accelerated})
-
-
-def all_verdicts() -> list[Verdict]:
-    """One for each CUDA device (the CPU when there is none) and mode."""
-    return [_verdict(device, mode) for device in devices() for mode in MODES]
 
 
 def _line(label: str, text: str) -> str:
@@ -237,6 +230,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--measure", action="store_true", help="measure every GPU again, in a few seconds each")
     options = parser.parse_args(arguments)
     times = measure_now if options.measure else remembered
-    verdicts = all_verdicts()
+    verdicts = [_verdict(device, mode) for device in devices() for mode in MODES]
     say(in_width(report(verdicts, times), len(_line("", ""))))
     return 0 if any(verdict.chosen for verdict in verdicts) else 1

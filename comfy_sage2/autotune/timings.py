@@ -53,10 +53,6 @@ class Candidate:
         return cls(backend, options.mode, options.pv_accumulator, rotate, smooth_v, options.pv)
 
     @property
-    def is_quantized(self) -> bool:
-        return self.mode != EXACT
-
-    @property
     def words(self) -> str:
         """For the user."""
         if self.backend == PLAIN:

@@ -113,15 +113,11 @@ class ExactCall(BoundCall):
             out.masked_fill_(closed[..., None], 0.0)
             if of_rows is not None:
                 of_rows.masked_fill_(closed, -math.inf)
-        if not self._is_contiguous(out):
+        if not (out if self._is_bhnd else out.transpose(1, 2)).is_contiguous():
             out = empty_output(out, self._signature.layout).copy_(out)
         if nonfinite is not None:
             flag_nonfinite(out, nonfinite)
         return out, of_rows
-
-    def _is_contiguous(self, out: torch.Tensor) -> bool:
-        """Whether `out` is, in the order of the layout: the stride of an axis of one element may be anything."""
-        return (out if self._is_bhnd else out.transpose(1, 2)).is_contiguous()
 
 
 def _bias(mask: torch.Tensor, dtype: torch.dtype, kv_length: int) -> torch.Tensor:

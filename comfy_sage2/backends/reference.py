@@ -70,18 +70,12 @@ class ReferenceCall(BoundTensors):
                 rotated.copy_(heads_that_gain(q, k, numerics, hidden_keys(mask)))
             arguments["rotated_heads"] = None if rotated is None else rotated.ne(0)
             result, lse = reference_attention(q, k, v, numerics, **arguments)
-        out = empty_output(q, options.layout).copy_(_within_range(result, q.dtype))
+        # An output is a mean of V's rows and so never larger than V, but rounding P can carry it a few percent beyond.
+        limits = torch.finfo(q.dtype)
+        result = torch.where(result.isfinite(), result.clamp(limits.min, limits.max), result)
+        out = empty_output(q, options.layout).copy_(result)
         if optional.nonfinite is not None:
             flag_nonfinite(out, optional.nonfinite)
         if lists is not None:
             lists.flag_invalid()
         return out, lse if options.return_lse else None
-
-
-def _within_range(result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`result` with its finite values in the range of `dtype`.
-
-    An output is a mean of V's rows and so never larger than V, but rounding P can carry it a few percent beyond.
-    """
-    limits = torch.finfo(dtype)
-    return torch.where(result.isfinite(), result.clamp(limits.min, limits.max), result)

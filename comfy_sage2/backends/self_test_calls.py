@@ -146,18 +146,16 @@ def run(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -
     """
     with torch.inference_mode(), torch.autocast("cpu", enabled=False):
         generator = torch.Generator("cpu").manual_seed(_SEED)  # the random numbers of the process stay as they are
+        rotates_as_given = getattr(module, "rotates_as_given", False)
+        cases = [case for case in CASES if case.options.rotate != GIVEN or rotates_as_given]
         calls = [
             _Call(module, inputs, variant)
-            for inputs in [_Inputs(case, generator, device) for case in CASES if _takes(module, case)]
+            for inputs in [_Inputs(case, generator, device) for case in cases]
             for variant in variants
             if variant.mode != "precise" or inputs.case.dtype != torch.float32
         ]
         problems = ((call.name, next(call.problems(), None)) for call in calls)
         return Result(len(calls), [f"{name}: {problem}" for name, problem in problems if problem is not None])
-
-
-def _takes(module: ModuleType, case: Case) -> bool:
-    return case.options.rotate != GIVEN or getattr(module, "rotates_as_given", False)
 
 
 def _room(shape: Sequence[int], dtype: torch.dtype, layout: str, device: str | torch.device = "cpu") -> torch.Tensor:

@@ -34,15 +34,10 @@ def owner_of(function: object) -> str:
     return "ComfyUI's attention node" + ("" if chosen is None else f" ({one_line(chosen[:_LONGEST])})")
 
 
-def pack_around(model_options: Mapping[str, Any]) -> str | None:
-    """The folder of the pack whose function ComfyUI calls in place of the model's `apply_model`, or None."""
-    return _pack_of(model_options.get("model_function_wrapper"))
-
-
 def pack_within(model: torch.nn.Module) -> str | None:
     """The folder of the pack that has put a function of its own in the place of a method in `model`, or None."""
     functions = (value for module in model.modules() for value in replaced_methods(module))
-    packs = (_pack_of(getattr(function, "__func__", function)) for function in functions)
+    packs = (pack_of(getattr(function, "__func__", function)) for function in functions)
     return next((pack for pack in packs if pack is not None), None)
 
 
@@ -53,7 +48,8 @@ def replaced_methods(module: torch.nn.Module) -> Iterator[object]:
             yield value
 
 
-def _pack_of(function: object) -> str | None:
+def pack_of(function: object) -> str | None:
+    """The folder of the pack in custom_nodes that `function` is of, or None."""
     return owner_of(function) if "custom_nodes" in _parts(getattr(function, "func", function))[:-1] else None
 
 

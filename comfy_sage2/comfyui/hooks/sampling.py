@@ -55,7 +55,7 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
                 times_calls=reads_times(),
                 measures_quality=measures_quality(),
             )
-            session.pack_in_model = packs.pack_around(guider.model_options)
+            session.pack_in_model = packs.pack_of(guider.model_options.get(FUNCTION_WRAPPER))
             session.compiled = COMPILE_OPTIONS in guider.model_options
 
         _drop_stale_compilation(guider.model_patcher, guider.model_options)

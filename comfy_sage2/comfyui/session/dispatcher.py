@@ -66,7 +66,8 @@ class Dispatcher:
         self.guard = Guard() if settings.guard else None
         off = settings.sparse == SPARSE_OFF
         self.sparsity = None if off else BlockSparsity(settings.sparse, settings.dense_percent)
-        keeps = settings.rotate == AUTO and _takes_rotated_heads(expected)
+        serves = None if expected.backend is None else registry.get(expected.backend)
+        keeps = settings.rotate == AUTO and serves is not None and serves.takes_rotated_heads()
         self.rotations = Rotations() if keeps else None
         self.device = device
         backend = None if settings.backend == AUTO else settings.backend
@@ -238,10 +239,6 @@ class Dispatcher:
             lines.append(f"auto at head_dim {head_dim}: {decided.reason}")
         choices = choices_of(self.device)
         return lines if choices is None else [*lines, *(f"measured on this GPU: {line}" for line in choices.lines())]
-
-
-def _takes_rotated_heads(expected: Decision) -> bool:
-    return expected.backend is not None and registry.get(expected.backend).takes_rotated_heads()
 
 
 def _peers(settings: Settings) -> str:

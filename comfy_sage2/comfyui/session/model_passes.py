@@ -84,6 +84,7 @@ class ModelPass:
         calls: the attention calls so far.
         raises_handed_back: the override raises HandedBack, so that the watcher can retry with the call's containers.
         nonfinite: None, or one int32, 0 at first, that calls on its device set when a value is NaN or infinite.
+        flag: its copy on the host.
         agreements: None, or (calls, 3) float32 that takes what is measured of the outputs of calls on its device.
 
     The tensors are made before the pass: see `memory`.
@@ -101,7 +102,7 @@ class ModelPass:
     calls: list[Layer] = field(default_factory=list)
     nonfinite: torch.Tensor | None = None
     agreements: torch.Tensor | None = None
-    _flag: Readback | None = None
+    flag: Readback | None = None
     _flag_copied_after: int = -1  # calls
     _streams: set[int] = field(default_factory=set)  # on which calls may set the flag
     _kept: int = 0
@@ -133,11 +134,6 @@ class ModelPass:
         self.calls.clear()
         self._named.clear()
 
-    def make_flag(self, device: torch.device) -> None:
-        """Make `nonfinite` on `device`."""
-        self.nonfinite = torch.zeros(1, dtype=torch.int32, device=device)
-        self._flag = Readback(1, torch.int32, device)
-
     def nonfinite_flag(self, device: torch.device) -> torch.Tensor | None:
         """The flag for a call on `device`, or None when its output has to be looked at by itself."""
         if not self.check_at_end or self.nonfinite is None or self.nonfinite.device != device:
@@ -150,19 +146,19 @@ class ModelPass:
 
         What the model enqueues from here on keeps the device busy while the host waits for the flag and goes on.
         """
-        if not self.check_at_end or self._flag is None or self.nonfinite is None:
+        if not self.check_at_end or self.flag is None or self.nonfinite is None:
             return
         if self._streams == {_current_stream(self.nonfinite.device)}:  # others may still be at work
-            self._flag.start(self.nonfinite)
+            self.flag.start(self.nonfinite)
             self._flag_copied_after = len(self.calls)
 
     def found_nonfinite(self) -> bool:
         """Whether a call of the pass, which is through, has set the flag; waits for the flag."""
-        if self._flag is None or self.nonfinite is None:
+        if self.flag is None or self.nonfinite is None:
             return False
         if self._flag_copied_after != len(self.calls):
-            self._flag.start(self.nonfinite)
-        return any(self._flag.values())
+            self.flag.start(self.nonfinite)
+        return any(self.flag.values())
 
     def keep(self, agreement: torch.Tensor) -> torch.Tensor:
         """The values of `agreement`, (3,), where they may outlive the model's blocks.

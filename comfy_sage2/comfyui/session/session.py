@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...call.call_site import CallSite
+from ...system.readback import Readback
 from ..adapter import memory, packs
 from ..adapter.attention_call import AttentionCall, Fallback, Override
 from ..adapter.declared_attention import NONE_DECLARED, DeclaredLayers
@@ -114,7 +115,8 @@ class Session:
         model_pass = ModelPass(self, step, transformer_options, self.evaluations, device=device)
         with memory.unrecorded():  # these tensors live until the pass is through
             if self.dispatcher.guard is not None and model_passes.can_read_back(device):
-                model_pass.make_flag(device)
+                model_pass.nonfinite = torch.zeros(1, dtype=torch.int32, device=device)
+                model_pass.flag = Readback(1, torch.int32, device)
             if self.measures_quality:
                 model_pass.agreements = torch.empty(self.layers or _MANY_LAYERS, 3, device=device)
         return model_pass

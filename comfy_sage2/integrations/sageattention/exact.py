@@ -24,7 +24,8 @@ def torchs_attention(
         if mask.dtype != torch.bool:
             mask = mask.to(q.dtype)
         if options.is_causal:
-            mask = _below_the_diagonal(mask, q, k)
+            shown = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+            mask = mask & shown if mask.dtype == torch.bool else mask.masked_fill(~shown, -math.inf)
     out: torch.Tensor = _scaled_dot_product_attention(
         q,
         k,
@@ -81,9 +82,3 @@ def _in_torchs_layout(inputs: CallTensors, options: AttentionOptions) -> CallTen
         return inputs
     q, k, v = (tensor.transpose(1, 2) for tensor in inputs[:3])
     return CallTensors(q, k, v, inputs.mask)
-
-
-def _below_the_diagonal(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """`mask` without what `is_causal` hides."""
-    attended = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
-    return mask & attended if mask.dtype == torch.bool else mask.masked_fill(~attended, -math.inf)

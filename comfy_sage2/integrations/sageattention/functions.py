@@ -182,7 +182,10 @@ def _options(
     The options have the scale too, where it is one that they can have; torch takes any.
     """
     for name in [name for name in given if name in _WITHOUT_EFFECT]:
-        _require_no_effect(name, given.pop(name))
+        value, allowed = given.pop(name), _WITHOUT_EFFECT[name]
+        if not any(value is permitted or value == permitted for permitted in allowed):
+            words = " or ".join(map(repr, allowed))
+            raise TypeError(f"[SA-602] this pack's sageattention takes {name} = {words} only, got {quoted(value)}")
     check_choice("tensor_layout", tensor_layout, _LAYOUTS)
     accumulator = given.pop("pv_accum_dtype", "fp32+fp16")
     check_choice("pv_accum_dtype", accumulator, _ACCUMULATORS)
@@ -219,10 +222,3 @@ def _renamed(own: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, An
                 raise TypeError(f"[SA-602] {alias} and {name} say different things: {quoted(value)}, {quoted(earlier)}")
             renamed[name] = value
     return renamed
-
-
-def _require_no_effect(name: str, value: object) -> None:
-    """Raise TypeError where the argument would change the result."""
-    if not any(value is allowed or value == allowed for allowed in _WITHOUT_EFFECT[name]):
-        allowed = " or ".join(map(repr, _WITHOUT_EFFECT[name]))
-        raise TypeError(f"[SA-602] this pack's sageattention takes {name} = {allowed} only, got {quoted(value)}")

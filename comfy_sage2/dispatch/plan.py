@@ -144,14 +144,13 @@ def choose(signature: CallSignature) -> Backend | Refusal:
             return backend
         text = f"[SA-207] backend {name!r} cannot run this call: {reason}"
         return Refusal(UnsupportedError, text, {name: reason})
-    accelerated, reasons = registry.first_able(signature, accelerated=True)
-    if accelerated is not None:
-        return accelerated
-    if not signature.routing.accelerated_only:
-        other, further = registry.first_able(signature, accelerated=False)
-        if other is not None:
-            return other
-        reasons |= further
+    reasons: dict[str, str] = {}
+    for backend in registry.candidates(signature):  # accelerated ones first
+        if backend.accelerated or not signature.routing.accelerated_only:
+            reason = backend.reason_against(signature)
+            if reason is None:
+                return backend
+            reasons[backend.name] = reason
     if not reasons:
         return Refusal(UnsupportedError, "[SA-112] this installation has no accelerated backend")
     listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())

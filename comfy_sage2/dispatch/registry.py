@@ -62,18 +62,3 @@ def explain(signature: CallSignature) -> dict[str, str | None]:
     Kernels are left out of what is said about mode "exact", and exact attentions of what is said about the others.
     """
     return {backend.name: backend.reason_against(signature) for backend in candidates(signature)}
-
-
-def first_able(signature: CallSignature, *, accelerated: bool) -> tuple[Backend | None, dict[str, str]]:
-    """The first candidate that can run `signature`, or None, and why those before it cannot, by name.
-
-    accelerated: which candidates count, those that are or those that are not.
-    """
-    reasons: dict[str, str] = {}
-    for backend in candidates(signature):
-        if backend.accelerated == accelerated:
-            reason = backend.reason_against(signature)
-            if reason is None:
-                return backend, reasons
-            reasons[backend.name] = reason
-    return None, reasons

@@ -68,16 +68,13 @@ def _own_prompts() -> list[object]:
 
 
 def _own_items() -> list[Sequence[Any]]:
-    number = running_prompt()
-    return [item for item in _running_items() if str(item[1]) == number]
-
-
-def _running_items() -> list[Sequence[Any]]:
-    """The runs as ComfyUI's server has them: priority, number, nodes, what came with them; none without a server."""
+    """This run, as ComfyUI's server has it: priority, number, nodes, what came with them; none without a server."""
     server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
     running: Any = getattr(getattr(server, "prompt_queue", None), "currently_running", None)
     items = list(running.values()) if isinstance(running, Mapping) else []
-    return [item for item in items if isinstance(item, (tuple, list)) and len(item) > 2]
+    runs = (item for item in items if isinstance(item, (tuple, list)) and len(item) > 2)
+    number = running_prompt()
+    return [run for run in runs if str(run[1]) == number]
 
 
 def _nodes(prompt: object) -> Iterable[tuple[str, Mapping[str, Any]]]:

@@ -22,10 +22,6 @@ from .record import Decision
 log = logging.getLogger("comfy_sage2")
 
 
-class NotFinite(ArithmeticError):
-    """A backend's output holds NaN or infinity."""
-
-
 class Runner:
     """Computes the calls of one session."""
 
@@ -44,7 +40,7 @@ class Runner:
         rotated_heads: torch.Tensor | None = None,
         keeps_inputs: bool = False,
     ) -> tuple[torch.Tensor, Decision, Sequence[str]]:
-        """`Computed.out`, `Computed.decision` and `Computed.broken` of `call`.
+        """The output of `call` as the caller expects it, who computed it, and who gave values that are not finite.
 
         It is computed as `decision` says; by `fallback` when no backend is to, or it fails, or the guard objects. Where
         the guard objects a more exact mode is tried before. rotated_heads: of `OptionalTensors`, for the plan of
@@ -53,7 +49,7 @@ class Runner:
         broken: list[str] = []
         while decision.plan is not None:
             try:
-                out, decision = self._by_plan(
+                out, served, is_finite = self._by_plan(
                     call,
                     decision,
                     site,
@@ -62,9 +58,6 @@ class Runner:
                     keeps_inputs=keeps_inputs,
                     all_blocks=bool(broken),
                 )
-            except NotFinite:
-                broken.append(decision.label)
-                decision = self._dispatcher.more_exact(call, decision) or Decision(reason=guard.RECOMPUTED)
             except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError by the name that torch 2.4 has too
                 raise  # ComfyUI frees memory and tells the user
             except (RuntimeError, ValueError) as error:
@@ -73,7 +66,10 @@ class Runner:
                 decision = Decision(reason=f"[SA-310] {decision.backend} failed: {error_text(error)}")
                 self.warn_once(f"{decision.reason}; ComfyUI's attention computes this call")
             else:
-                return out, decision, broken
+                if is_finite:
+                    return out, served, broken
+                broken.append(decision.label)
+                decision = self._dispatcher.more_exact(call, decision) or Decision(reason=guard.RECOMPUTED)
         call.release()
         return fallback(), decision, broken
 
@@ -87,10 +83,9 @@ class Runner:
         *,
         keeps_inputs: bool,
         all_blocks: bool,
-    ) -> tuple[torch.Tensor, Decision]:
-        """The output as the caller expects it, and how it was made.
+    ) -> tuple[torch.Tensor, Decision, bool]:
+        """The output as the caller expects it, how it was made, and whether it is finite where the guard looks at once.
 
-        Raises NotFinite when the guard finds it broken at once.
         Inputs in containers that nobody needs later are released as soon as the backend has quantized them.
         """
         plan, checks = decision.plan, self._dispatcher.guard
@@ -117,14 +112,12 @@ class Runner:
                     form = call.form
                     call.release()
                     call.empty_containers()
-                    return attend()[0].reshape(form.output_shape), replace(decision, releases=True)
+                    return attend()[0].reshape(form.output_shape), replace(decision, releases=True), True
             if plan.run_reshaped is not None and call.form.is_dense:
                 out = plan.run_reshaped(call.q, call.k, call.v, optional, call.form.output_shape)
             else:
                 out = call.output(plan.run(*call.tensors(), optional)[0])
-        if looks and not guard.is_finite(out):
-            raise NotFinite
-        return out, decision
+        return out, decision, not looks or guard.is_finite(out)
 
     def warn_once(self, text: str) -> None:
         """Failures go to the log, each text once; expected fallbacks stand in the report only."""

@@ -17,7 +17,6 @@ class Parser(argparse.ArgumentParser):
     """A parser that answers a wrong argument with one line, and exit status 2."""
 
     def error(self, message: str) -> NoReturn:
-        """Print what was wrong, and end."""
         self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
 
 

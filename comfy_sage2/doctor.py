@@ -46,7 +46,6 @@ class Verdict:
 
     @property
     def chosen(self) -> str | None:
-        """The accelerated backend that would run, or None."""
         return next((name for name, reason in self.reasons.items() if reason is None), None)
 
 

@@ -53,7 +53,6 @@ def compare(out: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype | None = 
 
 
 def average(results: Iterable[Agreement]) -> Agreement:
-    """The mean of each measure."""
     columns = zip(*map(astuple, results), strict=True)
     return Agreement(*(sum(column) / len(column) for column in columns))
 

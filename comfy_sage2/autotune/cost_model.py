@@ -157,7 +157,6 @@ class TunedChoices:
         return [candidate for candidate in self._candidates if candidate.mode == EXACT and candidate.backend != PLAIN]
 
     def timed_works(self) -> list[Work]:
-        """The calls that were timed."""
         return list(dict.fromkeys(work for _, work in self.times.seconds))
 
     @property

@@ -30,6 +30,5 @@ def keep(index: int, choices: TunedChoices) -> None:
 
 
 def forget() -> None:
-    """Forget the choices of every GPU."""
     _choices.clear()
     changed()

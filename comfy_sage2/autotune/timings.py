@@ -54,7 +54,6 @@ class Candidate:
 
     @property
     def words(self) -> str:
-        """For the user."""
         if self.backend == PLAIN:
             return "ComfyUI's own"
         if self.mode in (EXACT, PEER):
@@ -172,7 +171,6 @@ class Times:
         return cls(middle, noise, errors or {}, host or {}, multiprocessors)
 
     def document(self) -> dict[str, Any]:
-        """As JSON can hold it."""
         works = list(dict.fromkeys(work for _, work in self.seconds))
         candidates = dict.fromkeys(candidate for candidate, _ in (*self.seconds, *self.errors))
         return {

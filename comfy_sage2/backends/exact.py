@@ -103,7 +103,6 @@ class ExactCall(BoundCall):
     def _finished(
         self, out: torch.Tensor, lse: torch.Tensor, mask: torch.Tensor | None, nonfinite: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output and LSE in their final form, from those of the operator."""
         out = out[..., : self._signature.head_dim]
         of_rows: torch.Tensor | None = None
         if self._has_lse:

@@ -52,7 +52,6 @@ class TestResult:
 
     @property
     def text(self) -> str:
-        """In words for the user."""
         if self.reason is not None:
             return f"failed: {self.reason}"
         if not self.calls:

@@ -166,7 +166,6 @@ def _room(shape: Sequence[int], dtype: torch.dtype, layout: str, device: str | t
 
 
 def _bhnd(room: torch.Tensor, layout: str) -> torch.Tensor:
-    """The (B, H, N, D) tensor in a room."""
     filled = room[:, :, :-1]
     return filled.transpose(1, 2) if layout == "BNHD" else filled
 
@@ -251,7 +250,6 @@ class _Call:
         launches.enqueue(addresses, optional, _bhnd(self._room, options.layout), self._lse, workspace)
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with the call's results, in words."""
         case, right = self._inputs.case, self._inputs
         flags = [(self._nonfinite, "NaN and infinity", case.broken), (self._invalid, "invalid blocks", case.invalid)]
         for flag, what, expected in flags:

@@ -162,12 +162,10 @@ class CallSignature(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """The order of the dimensions of q, k and v: "BHND" or "BNHD"."""
         return self.options.layout
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
         return self.q.device
 
     @property
@@ -177,7 +175,6 @@ class CallSignature(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of q, k and v."""
         return self.q.dtype
 
     @property

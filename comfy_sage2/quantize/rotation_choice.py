@@ -98,7 +98,6 @@ def _scales(x: torch.Tensor, group: torch.Tensor | None) -> torch.Tensor:
 
 
 def _rotated(x: torch.Tensor) -> torch.Tensor:
-    """x rotated, of the same length."""
     rotated = rotate(x)
     return rotated.mul(rotated.shape[-1] ** -0.5)
 

@@ -101,7 +101,6 @@ class AttentionCall:
 
     @property
     def is_released(self) -> bool:
-        """Whether the call has let go of q, k and v."""
         return not hasattr(self, "q")
 
     def empty_containers(self) -> None:

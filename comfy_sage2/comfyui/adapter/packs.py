@@ -93,7 +93,6 @@ def own_is_torchs() -> bool:
 
 
 def held_by(function: object) -> Iterator[object]:
-    """The objects in the closure of `function`."""
     for cell in getattr(function, "__closure__", None) or ():
         with suppress(ValueError):  # a name that nothing is bound to
             yield cell.cell_contents

@@ -78,7 +78,6 @@ def _own_items() -> list[Sequence[Any]]:
 
 
 def _nodes(prompt: object) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    """The class and the inputs of each node."""
     for node in prompt.values() if isinstance(prompt, Mapping) else ():
         if isinstance(node, Mapping):
             inputs = node.get("inputs")

@@ -92,7 +92,6 @@ class Dispatcher:
         self._outside: list[str | None] = []  # for each step, why the node is not active in it
 
     def begin_sampling(self) -> None:
-        """A sampling starts."""
         if self.guard is not None:
             self.guard.reset()
         if self.sparsity is not None:
@@ -219,7 +218,6 @@ class Dispatcher:
         return serves_without_kernels(self.device, self.settings.mode, self.routing.peers)
 
     def status(self) -> str:
-        """What the node itself shows while it is at work."""
         if self.expected.reason is not None:
             return (
                 f"No kernel runs here: {self.expected.reason}. Attentions that were measured to be faster than "

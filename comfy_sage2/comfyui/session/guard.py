@@ -57,7 +57,6 @@ class Downgrade:
 
     @property
     def text(self) -> str:
-        """In words for the user."""
         text = f"{self.name} gave NaN or infinity in step {self.step + 1} ({self.served_by})"
         if self.is_finite:
             return f"{text}; {self.recomputed_by} computed it again, and computes this layer until the sampling ends"
@@ -111,5 +110,4 @@ class Guard:
 
     @property
     def downgrades(self) -> tuple[Downgrade, ...]:
-        """By layer."""
         return tuple(self.downgraded[layer] for layer in sorted(self.downgraded.copy()))

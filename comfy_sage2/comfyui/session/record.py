@@ -56,7 +56,6 @@ class Decision:
 
     @property
     def label(self) -> str:
-        """In words for the user."""
         if self.backend is None:
             return self.reason or ""
         if self.is_peer:
@@ -156,7 +155,6 @@ class Summary:
     peak: tuple[int, int] | None = None
 
     def layer_name(self, layer: int) -> str:
-        """As `call_site.Layer` has it."""
         return self.names[layer] if layer < len(self.names) else indexed_name(layer)
 
     @property

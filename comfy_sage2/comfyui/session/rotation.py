@@ -88,7 +88,6 @@ class _Site:
         self.chosen_in, self._copy, self._known = step, self._board.note_choice(), None
 
     def decided(self, step: int) -> Decision:
-        """How a call in this step is served."""
         if self.chosen_in is None or not 0 <= step - self.chosen_in < RENEWED_AFTER:
             return self.chooses
         if self._known is not None:
@@ -121,11 +120,9 @@ class Rotations:
         self._sites: dict[tuple[int, CallPlan], _Site | None] = {}
 
     def begin_sampling(self) -> None:
-        """Forget the heads of the sampling before."""
         self._active, self._boards, self._sites = True, {}, {}
 
     def end_sampling(self) -> None:
-        """Free what is kept on the device."""
         self._active, self._boards, self._sites = False, {}, {}
 
     def decided(self, decision: Decision, site: CallSite) -> tuple[Decision, torch.Tensor | None]:

@@ -142,7 +142,6 @@ class Session:
         return out
 
     def end_pass(self, model_pass: ModelPass) -> None:
-        """The pass is through."""
         self.record.end_pass(len(model_pass.calls), packs.block_owner(model_pass.transformer_options))
         self._expected_calls = len(model_pass.calls)
         if self.dispatcher.rotations is not None:

@@ -58,7 +58,6 @@ def _stream_of(index: int | None, handle: int) -> torch.cuda.Stream:
 
 
 def start_timer(device: torch.device) -> Timer:
-    """Start measuring on `device`."""
     # Inside a graph capture events cannot be timed; the time of the recording stands in.
     if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
         return _CudaTimer(device)

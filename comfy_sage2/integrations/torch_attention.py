@@ -74,29 +74,28 @@ def is_special(tensor: torch.Tensor) -> bool:
 
 
 def fitted(inputs: CallTensors, dropout_p: float, layout: str = "BHND") -> CallTensors | str:
-    """The call in the form that a plan is made for, or why torch has to compute it."""
-    return reason_for_torch(inputs, dropout_p) or in_four_dimensions(inputs, layout) or DO_NOT_FIT
+    """The call in the form that a plan is made for, or why torch has to compute it.
 
-
-def in_four_dimensions(inputs: CallTensors, layout: str = "BHND") -> CallTensors | None:
-    """The same call with q, k and v of shape (B, H, N, D), or of `layout` as they were; None where they do not fit.
-
-    Of fewer dimensions than 4 (N, D) is one head, and (H, N, D) one batch; of more, all before the heads are batches.
+    That form has q, k and v of shape (B, H, N, D), or of `layout` as they were. Of fewer dimensions than 4 (N, D) is
+    one head, and (H, N, D) one batch; of more, all before the heads are batches.
     """
+    reason = reason_for_torch(inputs, dropout_p)
+    if reason is not None:
+        return reason
     q, k, v, mask = inputs
     if not 2 <= q.dim() == k.dim() == v.dim() or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
-        return None
+        return DO_NOT_FIT
     if layout != "BHND" and q.dim() != 4:
-        return None
+        return DO_NOT_FIT
     if q.dim() != 4:
         if q.shape[:-3] != k.shape[:-3] or (mask is not None and mask.dim() > min(q.dim(), 3)):
-            return None
+            return DO_NOT_FIT
         if not q.numel() or not k.numel():  # nothing says how many batches there are
-            return None
+            return DO_NOT_FIT
         if q.dim() == 2:
             q, k, v = q[None], k[None], v[None]
         q, k, v = (tensor.reshape(-1, *tensor.shape[-3:]) for tensor in (q, k, v))
     heads = layout.index("H")
     if q.dim() != 4 or q.shape[0] != k.shape[0] or not k.shape[heads] or q.shape[heads] % k.shape[heads]:
-        return None
+        return DO_NOT_FIT
     return CallTensors(q, k, v, mask)

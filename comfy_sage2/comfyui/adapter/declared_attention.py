@@ -88,9 +88,6 @@ class DeclaredLayers:
     served: Mapping[str, int]
     missing: Mapping[str, int]
 
-    def __bool__(self) -> bool:
-        return bool(self.served or self.missing)
-
     @property
     def label(self) -> str:
         """What is asked for and available, in words."""

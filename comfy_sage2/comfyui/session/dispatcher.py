@@ -85,7 +85,7 @@ class Dispatcher:
         self._options = {mode: settings.options(mode) for mode in (*MODES, AUTO, EXACT)}
         self._auto_calls: dict[int, torch.dtype] = {}  # the head_dims of calls in mode auto, for the report
         self._failures = 0  # calls that could not be planned
-        self._logged: set[str] = set()  # why
+        self._logged: set[str] = set()
         # The generation of what was timed and the backends, and the decisions that hold for these. Their key, the form
         # of a call and what else they depend on, is smaller than that of the cache of plans.
         self._chosen: tuple[object, dict[tuple[Hashable, ...], Decision]] = (None, {})
@@ -204,10 +204,14 @@ class Dispatcher:
         except RuntimeError as error:
             reason = f"[SA-310] planning the call failed: {error_text(error)}"
             self._failures += 1
-            if reason not in self._logged:
-                self._logged.add(reason)
-                log.warning("SageAttention2: %s; ComfyUI's attention computes this call", reason)
+            self.warn_once(f"{reason}; ComfyUI's attention computes this call")
             return Decision(reason=reason)
+
+    def warn_once(self, text: str) -> None:
+        """Failures go to the log, each text once; expected fallbacks stand in the report only."""
+        if text not in self._logged:
+            self._logged.add(text)
+            log.warning("SageAttention2: %s", text)
 
     def _serves_without_kernels(self) -> bool:
         """Whether attentions of torch or of other packages, which are faster here, compute calls that no kernel can."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,108 +18,95 @@ from .dispatcher import Dispatcher
 from .model_passes import ModelPass
 from .record import Decision
 
-log = logging.getLogger("comfy_sage2")
 
+def compute(
+    dispatcher: Dispatcher,
+    call: AttentionCall,
+    decision: Decision,
+    site: CallSite,
+    model_pass: ModelPass,
+    fallback: Fallback,
+    *,
+    rotated_heads: torch.Tensor | None = None,
+    keeps_inputs: bool = False,
+) -> tuple[torch.Tensor, Decision, Sequence[str]]:
+    """The output of `call` as the caller expects it, who computed it, and who gave values that are not finite.
 
-class Runner:
-    """Computes the calls of one session."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-        self._reported: set[str] = set()
-
-    def run(
-        self,
-        call: AttentionCall,
-        decision: Decision,
-        site: CallSite,
-        model_pass: ModelPass,
-        fallback: Fallback,
-        *,
-        rotated_heads: torch.Tensor | None = None,
-        keeps_inputs: bool = False,
-    ) -> tuple[torch.Tensor, Decision, Sequence[str]]:
-        """The output of `call` as the caller expects it, who computed it, and who gave values that are not finite.
-
-        It is computed as `decision` says; by `fallback` when no backend is to, or it fails, or the guard objects. Where
-        the guard objects a more exact mode is tried before. rotated_heads: of `OptionalTensors`, for the plan of
-        `decision`. keeps_inputs: q, k and v are looked at afterwards.
-        """
-        broken: list[str] = []
-        while decision.plan is not None:
-            try:
-                out, served, is_finite = self._by_plan(
-                    call,
-                    decision,
-                    site,
-                    model_pass,
-                    None if broken else rotated_heads,
-                    keeps_inputs=keeps_inputs,
-                    all_blocks=bool(broken),
-                )
-            except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError by the name that torch 2.4 has too
-                raise  # ComfyUI frees memory and tells the user
-            except (RuntimeError, ValueError) as error:
-                if call.is_released:  # nobody could compute it again
-                    raise
-                decision = Decision(reason=f"[SA-310] {decision.backend} failed: {error_text(error)}")
-                self.warn_once(f"{decision.reason}; ComfyUI's attention computes this call")
-            else:
-                if is_finite:
-                    return out, served, broken
-                broken.append(decision.label)
-                decision = self._dispatcher.more_exact(call, decision) or Decision(reason=guard.RECOMPUTED)
-        call.release()
-        return fallback(), decision, broken
-
-    def _by_plan(
-        self,
-        call: AttentionCall,
-        decision: Decision,
-        site: CallSite,
-        model_pass: ModelPass,
-        rotated_heads: torch.Tensor | None,
-        *,
-        keeps_inputs: bool,
-        all_blocks: bool,
-    ) -> tuple[torch.Tensor, Decision, bool]:
-        """The output as the caller expects it, how it was made, and whether it is finite where the guard looks at once.
-
-        Inputs in containers that nobody needs later are released as soon as the backend has quantized them.
-        """
-        plan, checks = decision.plan, self._dispatcher.guard
-        assert plan is not None
-        flag, looks = None, False
-        # An exact attention's NaN are the model's own, as ComfyUI's are: nothing else could compute the call better.
-        if checks is not None and plan.options.mode != EXACT and model_passes.can_read_back(call.q.device):
-            flag = model_pass.nonfinite_flag(call.q.device)
-            looks = flag is None
-        mask = call.mask_4d()
-        optional = NO_TENSORS
-        if not (mask is None and flag is None and rotated_heads is None):
-            optional = OptionalTensors(mask, None, flag, None, rotated_heads)
-        sparsity = None if all_blocks else self._dispatcher.sparsity
-        sparse = None if sparsity is None else sparsity.attend(call, plan, optional, site, model_pass, checks)
-        if sparse is not None:
-            out, decision = call.output(sparse), replace(decision, skips=True)
-        elif has_observer(call.q, call.k, call.v, mask):
-            out = call.output(run(plan, *call.tensors(), optional)[0])
+    It is computed as `decision` says; by `fallback` when no backend is to, or it fails, or the guard objects. Where
+    the guard objects a more exact mode is tried before. rotated_heads: of `OptionalTensors`, for the plan of
+    `decision`. keeps_inputs: q, k and v are looked at afterwards.
+    """
+    broken: list[str] = []
+    while decision.plan is not None:
+        try:
+            out, served, is_finite = _by_plan(
+                dispatcher,
+                call,
+                decision,
+                site,
+                model_pass,
+                None if broken else rotated_heads,
+                keeps_inputs=keeps_inputs,
+                all_blocks=bool(broken),
+            )
+        except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError by the name that torch 2.4 has too
+            raise  # ComfyUI frees memory and tells the user
+        except (RuntimeError, ValueError) as error:
+            if call.is_released:  # nobody could compute it again
+                raise
+            decision = Decision(reason=f"[SA-310] {decision.backend} failed: {error_text(error)}")
+            dispatcher.warn_once(f"{decision.reason}; ComfyUI's attention computes this call")
         else:
-            if call.containers and not looks and not keeps_inputs:
-                attend = plan.prequantize(*call.tensors(), optional)
-                if attend is not None:
-                    form = call.form
-                    call.release()
-                    call.empty_containers()
-                    return attend()[0].reshape(form.output_shape), replace(decision, releases=True), True
-            if plan.run_reshaped is not None and call.form.is_dense:
-                out = plan.run_reshaped(call.q, call.k, call.v, optional, call.form.output_shape)
-            else:
-                out = call.output(plan.run(*call.tensors(), optional)[0])
-        return out, decision, not looks or guard.is_finite(out)
+            if is_finite:
+                return out, served, broken
+            broken.append(decision.label)
+            decision = dispatcher.more_exact(call, decision) or Decision(reason=guard.RECOMPUTED)
+    call.release()
+    return fallback(), decision, broken
 
-    def warn_once(self, text: str) -> None:
-        """Failures go to the log, each text once; expected fallbacks stand in the report only."""
-        if text not in self._reported:
-            self._reported.add(text)
-            log.warning("SageAttention2: %s", text)
+
+def _by_plan(
+    dispatcher: Dispatcher,
+    call: AttentionCall,
+    decision: Decision,
+    site: CallSite,
+    model_pass: ModelPass,
+    rotated_heads: torch.Tensor | None,
+    *,
+    keeps_inputs: bool,
+    all_blocks: bool,
+) -> tuple[torch.Tensor, Decision, bool]:
+    """The output as the caller expects it, how it was made, and whether it is finite where the guard looks at once.
+
+    Inputs in containers that nobody needs later are released as soon as the backend has quantized them.
+    """
+    plan, checks = decision.plan, dispatcher.guard
+    assert plan is not None
+    flag, looks = None, False
+    # An exact attention's NaN are the model's own, as ComfyUI's are: nothing else could compute the call better.
+    if checks is not None and plan.options.mode != EXACT and model_passes.can_read_back(call.q.device):
+        flag = model_pass.nonfinite_flag(call.q.device)
+        looks = flag is None
+    mask = call.mask_4d()
+    optional = NO_TENSORS
+    if not (mask is None and flag is None and rotated_heads is None):
+        optional = OptionalTensors(mask, None, flag, None, rotated_heads)
+    sparsity = None if all_blocks else dispatcher.sparsity
+    sparse = None if sparsity is None else sparsity.attend(call, plan, optional, site, model_pass, checks)
+    if sparse is not None:
+        out, decision = call.output(sparse), replace(decision, skips=True)
+    elif has_observer(call.q, call.k, call.v, mask):
+        out = call.output(run(plan, *call.tensors(), optional)[0])
+    else:
+        if call.containers and not looks and not keeps_inputs:
+            attend = plan.prequantize(*call.tensors(), optional)
+            if attend is not None:
+                form = call.form
+                call.release()
+                call.empty_containers()
+                return attend()[0].reshape(form.output_shape), replace(decision, releases=True), True
+        if plan.run_reshaped is not None and call.form.is_dense:
+            out = plan.run_reshaped(call.q, call.k, call.v, optional, call.form.output_shape)
+        else:
+            out = call.output(plan.run(*call.tensors(), optional)[0])
+    return out, decision, not looks or guard.is_finite(out)

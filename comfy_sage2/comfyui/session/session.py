@@ -21,7 +21,7 @@ from .guard import Downgrade
 from .model_passes import ModelPass, Schedule
 from .record import Decision
 from .recorder import Recorder
-from .runner import Runner
+from .runner import compute
 from .timer import NO_TIMER, Timer, start_timer
 
 log = logging.getLogger("comfy_sage2")
@@ -72,7 +72,6 @@ class Session:
         self._schedule = OUTSIDE
         self._expected_calls = 0  # of a pass: those of the pass before
         self._follows_node = hasattr(previous, "session")  # another one of this pack
-        self._runner = Runner(dispatcher)
         self._watcher: tuple[Override, Override] | None = None
 
     def begin_sampling(
@@ -167,9 +166,10 @@ class Session:
             chosen, rotated_heads = rotations.decided(chosen, site)
         work = self._work_of(call, chosen)
         if work is not None and chosen.plan is not None and self._wants_comparison(work, device):
-            quality.time_comfyui(call, fallback, work, self.record, self._runner.warn_once)
+            quality.time_comfyui(call, fallback, work, self.record, self.dispatcher.warn_once)
         timer = self._start_timer(model_pass, device)
-        out, decision, broken = self._runner.run(
+        out, decision, broken = compute(
+            self.dispatcher,
             call,
             chosen,
             site,
@@ -196,7 +196,7 @@ class Session:
             self._tell_earlier_nodes(model_pass)
         self.record.add(site.layer, site.step, decision, timer, work=work)
         if self.measures_quality and decision.plan is not None:
-            quality.compare(call, out, site, model_pass, self.record, self._runner.warn_once)
+            quality.compare(call, out, site, model_pass, self.record, self.dispatcher.warn_once)
         if len(model_pass.calls) == self._expected_calls and model_passes.can_read_back(device):
             model_pass.copy_flag()
         return out

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE
-from comfy_sage2.comfyui.adapter.declared_attention import DeclaredLayers, declared, declared_layers, of_caller
+from comfy_sage2.comfyui.adapter.declared_attention import declared, declared_layers, of_caller
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.report.text import base_of, session_report, status
 from comfy_sage2.comfyui.session import model_passes
@@ -150,12 +150,6 @@ def test_without_a_declaration_comfyuis_attention_serves(host: Any, child: Child
     out = attend(host, session, child)
     assert torch.equal(out, torch.ones_like(out))
     assert [share.decision.by for share in session.record.summary().shares] == [None]
-
-
-def test_layers_that_ask_for_what_is_missing_count() -> None:
-    asked = {"sage": 2}
-    declarations = DeclaredLayers({}, {}), DeclaredLayers(asked, {}), DeclaredLayers({}, asked)
-    assert [bool(layers) for layers in declarations] == [False, True, True]
 
 
 def test_an_earlier_node_keeps_its_place(host: Any) -> None:

@@ -1,4 +1,4 @@
-"""Titles, input names and descriptions in the languages of the frontend: complete, and each in its own language."""
+"""Texts of the nodes: the help pages, and titles, input names and descriptions in the languages of the frontend."""
 
 from __future__ import annotations
 
@@ -61,3 +61,22 @@ def test_the_setting_is_translated(language: str) -> None:
     (entry,) = translations(language, "settings").values()
     assert set(translations(language, "settings")) == SETTING
     assert set(entry) == {"name"} and re.search(LETTERS.get(language, ""), entry["name"])
+
+
+@pytest.mark.parametrize("node", ["SageAttention2", "SageAttention2Options", "SageAttention2Report"])
+def test_the_help_page_lists_what_the_node_has(server: ComfyServer, node: str) -> None:
+    """Each input by its name, in the node's order; and where a page lists an input's choices, all of them."""
+    section = (REPOSITORY / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8")
+    section = section.partition("\n## Inputs\n")[2].partition("\n## ")[0]
+    given = server.get(f"/object_info/{node}")[node]["input"]
+    inputs = {**given.get("required", {}), **given.get("optional", {})}
+    listed = []
+    for paragraph in re.split(r"^(?=\*\*)", section, flags=re.MULTILINE)[1:]:
+        title, _, text = paragraph.partition(":" if ":" in paragraph.partition("\n")[0] else "\n")
+        names = re.findall(r"`(\w+)`", title)
+        listed += names
+        shown = [inputs[name][1].get("display_name", name).partition(" (")[0] for name in names]
+        assert re.findall(r"\*\*`?(.+?)`?\*\*", title) == [", ".join(shown)]
+        choices = re.findall(r"^- \*(.+?)\*:", text, re.MULTILINE)
+        assert not choices or choices == inputs[names[0]][1]["options"]
+    assert listed == list(inputs)

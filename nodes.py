@@ -87,12 +87,12 @@ class SageAttention2Report(io.ComfyNode):
         words = EARLIER if is_earlier(sessions, run) else Badge("")
         node_status.publish(REPORT, cls.hidden.unique_id, cls.hidden.extra_pnginfo, run, text, words)
         passed = [values.get(name) for name in ("samples", "images")]
-        picture = _as_image(draw(sessions))
+        card, chart = map(_as_image, draw(sessions, run))
         return io.NodeOutput(
             *(ExecutionBlocker(None) if value is None else value for value in passed),
             text,
-            picture,
-            ui={**ui.PreviewImage(picture, cls=cls).as_dict(), "text": [text]},
+            chart,
+            ui={**ui.PreviewImage(card, cls=cls).as_dict(), "text": [text]},
         )
 
 

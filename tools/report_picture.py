@@ -122,7 +122,7 @@ def main(arguments: list[str]) -> int:
     print(report([session]))
     path = options.folder / PICTURE
     path.parent.mkdir(parents=True, exist_ok=True)
-    draw([session]).save(path, optimize=True)
+    draw([session])[0].save(path, optimize=True)
     print(f"wrote {path}")
     return 0
 

@@ -193,6 +193,6 @@ def sage_attention_2_report() -> io.Schema:
             io.Latent.Output(display_name="samples", tooltip="The samples, unchanged."),
             io.Image.Output(display_name="images", tooltip="The images, unchanged."),
             io.String.Output(display_name="text", tooltip="The report as text."),
-            io.Image.Output(display_name="chart", tooltip="The report's picture."),
+            io.Image.Output(display_name="chart", tooltip="The report's picture, with a map of the errors where closeness was measured."),
         ],
     )

@@ -1,25 +1,37 @@
-"""The report as one picture, twice as wide as high: so the node's preview shows it at half of its size.
+"""The report as a card, twice as wide as high, so that the node's preview shows it at half of its size; and as a chart.
 
-From top to bottom: three figures (speed, closeness, who computed most), one bar of the attention's time, its legend,
-and the layer that was furthest from full precision. The report's text has everything else.
+From top to bottom: three figures (speed, closeness, who computed most), one bar of the attention's time where several
+computed it, its legend, and the layer that was furthest from full precision. The chart is the card with a map of the
+errors of each layer and step below it. The report's text has everything else.
 """
 
 from __future__ import annotations
 
 import math
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from ...metrics import average
+from ...backends.reference import ReferenceBackend
 from ...options import EXACT
 from ...text import capitalized, one_line
-from ..session.guard import FULL_PRECISION
 from ..session.record import Decision, Share, Summary
 from ..session.session import Session
-from .text import NOT_PATCHED, status
-from .verdict import compared_speed, layer_means, sampling_ratio, verdict, worst_cell
+from .text import NOT_PATCHED, is_earlier, status
+from .verdict import (
+    LITTLE,
+    closeness,
+    compared_speed,
+    computed_by,
+    largest,
+    mean_cosine,
+    quantized_mode,
+    sampling_ratio,
+    verdict,
+    worst_cell,
+)
 
 Color = tuple[int, int, int]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -30,7 +42,7 @@ BAR = 46
 LEGEND_ROWS = 3
 
 BACKGROUND, EMPTY = (24, 27, 31), (50, 53, 61)
-WHITE, GRAY = (237, 238, 242), (166, 171, 181)
+WHITE, GRAY, GREEN, AMBER = (237, 238, 242), (166, 171, 181), (94, 201, 120), (240, 168, 60)
 # Colors that lie side by side differ in lightness, or along blue and yellow: most color-blind readers see both.
 MODE_COLORS: dict[str, Color] = {
     "8b": (37, 186, 242),
@@ -39,6 +51,11 @@ MODE_COLORS: dict[str, Color] = {
     EXACT: (123, 72, 158),
 }
 LEFT_COLORS: tuple[Color, ...] = ((211, 163, 41), (230, 211, 92), (162, 64, 25))  # one for each reason
+# Relative L1 errors of the modes on Gaussian data (docs/results/modes.md), and the colors of an error by its share of
+# that of its mode.
+USUAL_ERRORS = {"precise": 0.011, "8b": 0.038, "4b": 0.164}
+ERROR_COLORS: dict[float, Color] = {0.0: (34, 58, 94), 1.0: (37, 186, 242), 2.0: (230, 211, 92), 4.0: (214, 74, 44)}
+MAP_HEIGHT = 320  # pixels at most
 _INNER = WIDTH - 2 * MARGIN
 _MOST_CHARACTERS = 2000
 
@@ -48,17 +65,25 @@ class Figure(NamedTuple):
 
     value: str
     caption: str
+    color: Color = WHITE
 
 
-def draw(sessions: list[Session]) -> Image.Image:
-    """An RGB picture of WIDTH x HEIGHT pixels of the last node that was at work, or why there is nothing to draw."""
+def draw(sessions: list[Session], run: str | None = None) -> tuple[Image.Image, Image.Image]:
+    """Card and chart of the last node that was at work, in RGB, or why there is nothing to draw.
+
+    The card has WIDTH x HEIGHT pixels. The chart is the card where closeness was not measured. run: of ComfyUI's queue,
+    which asks; what an earlier one recorded is told as that.
+    """
     at_work = [session for session in sessions if session.dispatcher.idle_reason is None]
     if not at_work:
-        return _message("Not active", status(sessions[-1]) if sessions else NOT_PATCHED)
+        card = _message("Not active", status(sessions[-1]) if sessions else NOT_PATCHED)
+        return card, card
     summary = at_work[-1].record.summary()
     if not summary.calls:
-        return _message(capitalized(verdict(summary)), at_work[-1].dispatcher.title)
-    return _picture(summary)
+        card = _message(capitalized(verdict(summary)), at_work[-1].dispatcher.title)
+        return card, card
+    card = _card(summary, is_earlier=is_earlier(at_work, run))
+    return card, _with_maps(card, summary) if summary.agreement else card
 
 
 def figures(summary: Summary) -> tuple[Figure, Figure, Figure]:
@@ -70,27 +95,26 @@ def _speed(summary: Summary) -> Figure:
     ratio = sampling_ratio(summary)
     if ratio is None:
         return Figure(f"{summary.seconds:.1f} s", "of sampling")
-    without = summary.seconds * ratio
-    return Figure(compared_speed(ratio), f"{summary.seconds:.1f} s, was {without:.1f} s")
+    color = WHITE if abs(ratio - 1.0) < LITTLE else GREEN if ratio > 1.0 else AMBER
+    return Figure(compared_speed(ratio), f"{summary.seconds:.1f} s, was {summary.seconds * ratio:.1f} s", color)
 
 
 def _closeness(summary: Summary) -> Figure:
-    if not summary.agreement:
-        return Figure("not known", "closeness")
-    cosine = average(layer_means(summary).values()).cosine
-    if not math.isfinite(cosine):
-        return Figure("NaN", "the output is not finite")
-    # Rounded down: 1 would say that nothing differs.
-    return Figure(f"{math.floor(cosine * 1e4) / 1e4:.4f}", "cosine, 1 is identical")
+    cosine = mean_cosine(summary)
+    if cosine is None:
+        return Figure("?", "closeness not known", GRAY)
+    if math.isnan(cosine):
+        return Figure("NaN", "the output is not finite", AMBER)
+    return Figure(closeness(cosine).removesuffix(" to").removesuffix(" from"), f"{cosine:.4f}, 1 is identical")
 
 
 def _computed_by(summary: Summary) -> Figure:
     amounts = _amounts(summary)
-    largest = max(amounts, key=lambda decision: amounts[decision])
-    share = f"{amounts[largest] / (sum(amounts.values()) or 1.0):.0%} of the {'time' if summary.timed else 'calls'}"
-    if largest.backend is None:
-        return Figure(largest.by or "ComfyUI", share)
-    return Figure(largest.backend if largest.is_peer or largest.options is None else largest.options.mode, share)
+    decision = largest(summary, summary.shares).decision
+    share = f"{amounts[decision] / (sum(amounts.values()) or 1.0):.0%} of the {'time' if summary.timed else 'calls'}"
+    if decision.backend == ReferenceBackend.name:
+        return Figure(str(quantized_mode(decision)), "by the slow reference", AMBER)
+    return Figure(quantized_mode(decision) or decision.backend or decision.by or "ComfyUI", share)
 
 
 def _amounts(summary: Summary) -> dict[Decision, float]:
@@ -98,27 +122,70 @@ def _amounts(summary: Summary) -> dict[Decision, float]:
     return {share.decision: share.seconds if summary.timed else float(share.calls) for share in summary.shares}
 
 
-def _picture(summary: Summary) -> Image.Image:
+def _card(summary: Summary, *, is_earlier: bool) -> Image.Image:
     image, canvas = _blank()
     column = _INNER // 3
     shown = figures(summary)
     fitting = _fitting(canvas, [figure.value for figure in shown], column - TEXT)
     for place, figure in enumerate(shown):
         left = MARGIN + place * column
-        _text(canvas, (left, MARGIN + FIGURE - fitting), figure.value, fitting, column - TEXT)
+        _text(canvas, (left, MARGIN + FIGURE - fitting), figure.value, fitting, column - TEXT, figure.color)
         _text(canvas, (left, MARGIN + FIGURE + 12), figure.caption, TEXT, column - 8, GRAY)
     top = MARGIN + FIGURE + TEXT + 36
-    attention = f"Attention: {summary.attention_seconds:.1f} s of the sampling" if summary.timed else "Attention calls"
+    attention = f"Attention: {summary.attention_seconds:.1f} s of {summary.seconds:.1f} s" if summary.timed else "Calls"
     _text(canvas, (MARGIN, top), attention, TEXT, _INNER, GRAY)
     colors = _colors(summary.shares)
-    _bar(canvas, top + TEXT + 12, [(colors[decision], amount) for decision, amount in _amounts(summary).items()])
-    top += TEXT + BAR + 26
+    top += TEXT + 12
+    if len(summary.shares) > 1:
+        _bar(canvas, top, [(colors[decision], amount) for decision, amount in _amounts(summary).items()])
+        top += BAR + 14
     for color, row in _legend(summary, colors):
         canvas.rectangle((MARGIN, top + 3, MARGIN + TEXT - 4, top + TEXT - 1), fill=color)
         _text(canvas, (MARGIN + TEXT + 8, top), row, TEXT, _INNER - TEXT - 8)
         top += TEXT + 10
-    _text(canvas, (MARGIN, HEIGHT - MARGIN - TEXT), _worst(summary), TEXT, _INNER, GRAY)
+    last, color = ("From an earlier run", AMBER) if is_earlier else (_worst(summary), GRAY)
+    _text(canvas, (MARGIN, HEIGHT - MARGIN - TEXT), last, TEXT, _INNER, color)
     return image
+
+
+def _with_maps(card: Image.Image, summary: Summary) -> Image.Image:
+    """The card, and below it the errors of each layer (down) and step (across): of self- and of cross-attention."""
+    errors = np.full((summary.layers, summary.steps), np.nan)
+    for cell, agreement in summary.agreement.items():
+        errors[cell] = agreement.relative_l1 if math.isfinite(agreement.relative_l1) else math.inf
+    modes = [quantized_mode(share.decision) for share in summary.shares]
+    mode = next((mode for mode in modes if mode is not None), "8b")
+    usual = USUAL_ERRORS[mode]
+    rows: dict[str, list[int]] = {}
+    for layer in range(summary.layers):
+        kind = {"self", "cross"} & {*summary.layer_name(layer).split()}
+        rows.setdefault(f"{kind.pop().capitalize()}-attention" if kind else "Attention", []).append(layer)
+    width = (_INNER - MARGIN * (len(rows) - 1)) // len(rows)
+    height = max(min(MAP_HEIGHT, 12 * max(map(len, rows.values()))), 4 * TEXT)
+    image = Image.new("RGB", (WIDTH, HEIGHT + height + 4 * TEXT + MARGIN), BACKGROUND)
+    image.paste(card)
+    canvas = ImageDraw.Draw(image)
+    for place, (kind, layers) in enumerate(rows.items()):
+        left = MARGIN + place * (width + MARGIN)
+        _text(canvas, (left, HEIGHT), f"{kind}: layers down, steps across", TEXT - 6, width, GRAY)
+        cells = Image.fromarray(_error_colors(errors[layers] / usual))
+        image.paste(cells.resize((width, height), Image.Resampling.NEAREST), (left, HEIGHT + TEXT + 12))
+    top = HEIGHT + TEXT + height + 30
+    scale = np.linspace(0.0, max(ERROR_COLORS), _INNER // 2)[None]
+    image.paste(Image.fromarray(_error_colors(scale)).resize((_INNER // 2, TEXT)), (MARGIN, top))
+    tick = MARGIN + round(_INNER // 2 / max(ERROR_COLORS))
+    canvas.line((tick, top, tick, top + TEXT), WHITE, 3)
+    legend = f"0 to {max(ERROR_COLORS) * usual:.2g}; {usual:.2g} is usual in {mode}"
+    _text(canvas, (MARGIN + _INNER // 2 + 16, top), legend, TEXT, _INNER // 2 - 16, GRAY)
+    return image
+
+
+def _error_colors(shares: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The colors (…, 3) of errors, as shares of the usual one. NaN is not measured."""
+    stops, colors = list(ERROR_COLORS), np.array(list(ERROR_COLORS.values()), dtype=np.float64)
+    channels = [np.interp(shares, stops, colors[:, channel]) for channel in range(3)]
+    shown = np.where(np.isnan(shares)[..., None], EMPTY, np.stack(channels, axis=-1))
+    return shown.astype(np.uint8)
 
 
 def _worst(summary: Summary) -> str:
@@ -133,11 +200,11 @@ def _legend(summary: Summary, colors: dict[Decision, Color]) -> list[tuple[Color
     """A row for each decision; rarer ones share the last row."""
     shares = summary.shares
     shown = shares if len(shares) <= LEGEND_ROWS else shares[: LEGEND_ROWS - 1]
-    rows = [(colors[share.decision], f"{_calls(share.calls)}: {_label(share)}") for share in shown]
+    rows = [(colors[share.decision], f"{_calls(share.calls)} {_by_whom(share.decision)}") for share in shown]
     rest = shares[len(shown) :]
     if rest:
         calls = sum(share.calls for share in rest)
-        rows.append((colors[rest[0].decision], f"{_calls(calls)}: {len(rest)} rarer reasons, named in the text"))
+        rows.append((colors[rest[0].decision], f"{_calls(calls)} for {len(rest)} rarer reasons, named in the text"))
     return rows
 
 
@@ -145,11 +212,10 @@ def _calls(count: int) -> str:
     return f"{count} call{'' if count == 1 else 's'}"
 
 
-def _label(share: Share) -> str:
-    decision = share.decision
-    if decision.backend is not None:
-        return decision.label
-    return f"left to {decision.by or FULL_PRECISION}: {decision.label}"
+def _by_whom(decision: Decision) -> str:
+    if quantized_mode(decision) is not None:
+        return f"by {decision.label}"
+    return computed_by(decision) if decision.backend is not None else f"{computed_by(decision)}: {decision.label}"
 
 
 def _colors(shares: tuple[Share, ...]) -> dict[Decision, Color]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,16 @@ import torch
 from PIL import Image, ImageDraw
 
 from comfy_sage2.comfyui.report.picture import (
+    AMBER,
     BACKGROUND,
+    ERROR_COLORS,
+    GREEN,
     HEIGHT,
     LEFT_COLORS,
     MARGIN,
     MODE_COLORS,
+    USUAL_ERRORS,
+    WHITE,
     WIDTH,
     draw,
     figures,
@@ -51,32 +57,67 @@ def session_with_calls(*decisions: Decision) -> Session:
 def test_the_figures_are_speed_closeness_and_who_computed() -> None:
     faster = summary_of(speed=SpeedComparison(1, 14.0, 5.0), agreement=close(0.99989))
     assert figures(faster) == (
-        ("1.9x faster", "10.0 s, was 19.0 s"),
-        ("0.9998", "cosine, 1 is identical"),
-        ("8b", "100% of the time"),
+        ("1.9x faster", "10.0 s, was 19.0 s", GREEN),
+        ("very close", "0.9998, 1 is identical", WHITE),
+        ("8b", "100% of the time", WHITE),
     )
-    unknown = figures(summary_of(served=False))
-    assert unknown == (("10.0 s", "of sampling"), ("not known", "closeness"), ("ComfyUI", "100% of the time"))
+    speed, closeness, computed_by = figures(summary_of(served=False))
+    assert (speed.value, closeness.value, computed_by[:2]) == ("10.0 s", "?", ("ComfyUI", "100% of the time"))
+    assert figures(summary_of(speed=SpeedComparison(1, 1.0, 8.0)))[0].color == AMBER
     assert figures(summary_of(agreement=close(float("nan"))))[1].value == "NaN"
     not_timed = replace(faster, timed=False, shares=(Share(BY_KERNEL, 3, 0.0), Share(LEFT, 1, 0.0)))
-    assert figures(not_timed)[2] == ("8b", "75% of the calls")
+    assert figures(not_timed)[2][:2] == ("8b", "75% of the calls")
     peer = replace(BY_KERNEL, backend="comfy-kitchen", is_peer=True, reason="faster here")
     assert figures(replace(faster, shares=(Share(peer, 1, 1.0),)))[2].value == "comfy-kitchen"
+    assert figures(summary_of(backend="reference"))[2][:2] == ("8b", "by the slow reference")
 
 
 def test_the_bar_is_divided_as_the_time_is() -> None:
     """Each mode has its color, whichever is the more frequent one."""
     eight, four = BY_KERNEL, Decision("sm89", AttentionOptions("4b"))
     for decisions, ratio in (((eight, four, four, four), 3.0), ((four, eight, eight, eight), 1.0 / 3.0)):
-        image = draw([session_with_calls(*decisions)])
+        image, _ = draw([session_with_calls(*decisions)])
         row = colors_of(image.crop((MARGIN, 172, WIDTH - MARGIN, 180)))
         assert row[MODE_COLORS["4b"]] / row[MODE_COLORS["8b"]] == pytest.approx(ratio, rel=0.05)
+
+
+def test_a_bar_of_one_part_is_not_drawn() -> None:
+    image, _ = draw([session_with_calls(BY_KERNEL, BY_KERNEL)])
+    assert colors_of(image)[MODE_COLORS["8b"]] < 1000
+
+
+def test_an_earlier_run_is_marked() -> None:
+    session = session_with_calls(BY_KERNEL)
+    session.prompt = "run 1"
+    assert [AMBER in colors_of(draw([session], run)[0]) for run in ("run 1", "run 2")] == [False, True]
+
+
+@pytest.mark.parametrize("mode", USUAL_ERRORS)
+def test_the_chart_has_a_map_of_the_errors_by_what_is_usual(mode: str) -> None:
+    """Two kinds of attention beside each other; each cell has the color of its share of the mode's usual error."""
+    session, shares = session_of(), (0.0, 1.0, 2.0, 9.0, math.nan)
+    session.begin_sampling([1.0 - step / len(shares) for step in range(len(shares) + 1)])
+    decision = replace(BY_KERNEL, options=AttentionOptions(mode))
+    for kind in ("cross", "self"):
+        for step, share in enumerate(shares):
+            layer = session.record.layer_of(f"block 0 {kind}")
+            session.record.add(layer, step, decision, Watch(1.0))
+            measured = torch.tensor([1.0, share * USUAL_ERRORS[mode] if kind == "self" else 0.0, 0.0])
+            session.record.add_agreement(layer, step, measured)
+    session.end_sampling()
+    card, chart = draw([session])
+    assert chart.crop((0, 0, WIDTH, HEIGHT)).tobytes() == card.tobytes()
+    middle, width = HEIGHT + 80, (WIDTH - 3 * MARGIN) // 2
+    cells = [chart.getpixel((WIDTH // 2 + MARGIN + round(width * (step + 0.5) / 5), middle)) for step in range(5)]
+    *colors, most = ERROR_COLORS.values()
+    assert torch.tensor(cells).sub(torch.tensor([*colors, most, most])).abs().max() <= 1
+    assert chart.getpixel((MARGIN + width // 2, middle)) == colors[0]
 
 
 @pytest.mark.parametrize("reasons", [0, 1, 2, 12])
 def test_calls_that_were_left_have_colors_of_their_own(reasons: int) -> None:
     left = (Decision(reason=f"reason {number}") for number in range(reasons))
-    colors = colors_of(draw([session_with_calls(BY_KERNEL, *left)]))
+    colors = colors_of(draw([session_with_calls(BY_KERNEL, *left)])[0])
     assert all((color in colors) == (place < reasons) for place, color in enumerate(LEFT_COLORS))
 
 
@@ -89,7 +130,7 @@ def test_every_picture_has_one_size() -> None:
         [recorded(120, 40)],
         [recorded(2, 1, 0)],
     ):
-        image = draw(sessions)
+        image, _ = draw(sessions)
         assert image.mode == "RGB" and image.size == (WIDTH, HEIGHT)
         assert len(colors_of(image)) > 1  # something is drawn on the background
 
@@ -112,7 +153,7 @@ def test_hostile_reasons_are_drawn_within_the_margins(text: str, monkeypatch: py
     monkeypatch.setattr(ImageDraw.ImageDraw, "textlength", counted)
     session = session_with_calls(Decision(reason=text), BY_KERNEL)
     session.record.add_agreement(1, 0, torch.tensor([1.0, 0.0, 0.0]))
-    for image in (draw([session]), draw([session_of(expected=Decision(reason=text))])):
+    for image, _ in (draw([session]), draw([session_of(expected=Decision(reason=text))])):
         assert set(colors_of(image.crop((WIDTH - MARGIN + 1, 0, WIDTH, HEIGHT)))) == {BACKGROUND}
         assert set(colors_of(image.crop((0, HEIGHT - MARGIN + 8, WIDTH, HEIGHT)))) == {BACKGROUND}
     assert len(measured) < 800 and sum(measured) < 600_000
@@ -126,4 +167,5 @@ def test_the_report_is_of_all_layers_and_steps() -> None:
     assert (summary.layers, summary.steps, summary.calls) == (4, 3, 12)
     assert len(summary.agreement) == 12 and summary.timed
     assert "12 attention calls: 12 in 8b" in report([session])
-    assert draw([session]).size == (WIDTH, HEIGHT)
+    card, chart = draw([session])
+    assert card.size == (WIDTH, HEIGHT) and chart.height > HEIGHT == chart.width / 2

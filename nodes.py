@@ -61,8 +61,21 @@ class SageAttention2Options(io.ComfyNode):
         return schemas.sage_attention_2_options()
 
     @classmethod
-    def validate_inputs(cls, apply_to: Any = None, when: Any = None, rotate: Any = None, backend: Any = None) -> bool:
-        """As of `SageAttention2`."""
+    def validate_inputs(
+        cls,
+        apply_to: Any = None,
+        when: Any = None,
+        rotate: Any = None,
+        backend: Any = None,
+        start_percent: Any = None,
+        end_percent: Any = None,
+    ) -> bool:
+        """As of `SageAttention2`. A share that another node gives is None.
+
+        Raises ValueError for shares that cannot be: of a text that is returned ComfyUI makes an error for each name.
+        """
+        shares = {"start_percent": start_percent, "end_percent": end_percent}
+        Settings(**{name: share for name, share in shares.items() if share is not None})
         return True
 
     @classmethod

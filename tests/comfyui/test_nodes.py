@@ -157,9 +157,18 @@ def test_an_unknown_choice_gives_way_to_the_default(server: ComfyServer) -> None
     assert "mode auto" in report
 
 
-def test_steps_that_cannot_be_are_refused(server: ComfyServer) -> None:
-    with pytest.raises((PromptRefused, RuntimeError), match=r"\[SA-402\] 'start percent' .* must not be above"):
-        server.run(sampling("wan", sage("loader", start_percent=0.9, end_percent=0.1)))
+@pytest.mark.parametrize(
+    ("first", "last", "words"), [(0.9, 0.1, "(start_percent) must not be above"), (-0.5, 1.0, "must be from 0 to 1")]
+)
+def test_steps_that_cannot_be_are_refused_before_anything_runs(
+    server: ComfyServer, first: float, last: float, words: str
+) -> None:
+    """By one error, which says it in a sentence."""
+    prompt = sampling("wan", sage("loader", start_percent=first, end_percent=last))
+    with pytest.raises(PromptRefused) as refused:
+        server.run(prompt)
+    errors = json.loads(str(refused.value))["node_errors"]["sage_options"]["errors"]
+    assert len(errors) == 1 and "[SA-402]" in errors[0]["details"] and words in errors[0]["details"], errors
 
 
 def test_a_share_of_the_steps_that_another_node_gives_is_accepted(server: ComfyServer) -> None:
@@ -186,8 +195,8 @@ def test_every_input_and_output_has_a_tooltip(server: ComfyServer, node: str) ->
     assert all(spec[1].get("tooltip") for spec in inputs(server, node).values())
     assert [name for name, spec in inputs(server, node).items() if ";" in spec[1]["tooltip"]] == [], "whole sentences"
     assert all(info(server, node)["output_tooltips"])
-    if node != "SageAttention2DemoCaption":  # Nodes 2.0 shows them in narrow columns, over other nodes
-        assert [name for name, spec in inputs(server, node).items() if len(spec[1]["tooltip"]) > 330] == []
+    if node != "SageAttention2DemoCaption":  # two lines in the classic design; Nodes 2.0 shows them over other nodes
+        assert [name for name, spec in inputs(server, node).items() if len(spec[1]["tooltip"]) > 120] == []
 
 
 def test_both_nodes_have_all_settings_with_their_defaults(server: ComfyServer) -> None:

@@ -60,7 +60,18 @@ def test_every_node_and_input_is_translated(server: ComfyServer, language: str) 
 def test_the_setting_is_translated(language: str) -> None:
     (entry,) = translations(language, "settings").values()
     assert set(translations(language, "settings")) == SETTING
-    assert set(entry) == {"name"} and re.search(LETTERS.get(language, ""), entry["name"])
+    assert set(entry) == {"name", "tooltip"}
+    assert all(re.search(LETTERS.get(language, ""), text) and not SYNTAX.search(text) for text in entry.values())
+
+
+@pytest.mark.parametrize("language", ["ja", "zh"])
+def test_the_help_page_is_translated(server: ComfyServer, language: str) -> None:
+    """It names the inputs as the page's language does, and every choice."""
+    page = server.get_bytes(f"/extensions/comfy_sage2/docs/SageAttention2/{language}.md").decode()
+    inputs = server.get("/object_info/SageAttention2")["SageAttention2"]["input"]
+    for name, spec in {**inputs["required"], **inputs["optional"]}.items():
+        assert f"**{translations(language)['SageAttention2']['inputs'][name]['name']}** (`{name}`)" in page
+        assert all(f"*{choice}*" in page for choice in spec[1].get("options", ()))
 
 
 @pytest.mark.parametrize("node", ["SageAttention2", "SageAttention2Options", "SageAttention2Report"])

@@ -11,7 +11,7 @@ from comfy_api.latest import io
 
 from ..settings import CHOICES, Settings
 
-CATEGORY = "model_patches/attention"
+CATEGORY = "model/patch"  # of ComfyUI's own attention nodes
 OPTIONS = io.Custom("SAGE2_OPTIONS")
 DEFAULTS = Settings()
 
@@ -52,34 +52,30 @@ def sage_attention_2() -> io.Schema:
             "sparse attention",
             "flash attention",
             "attention backend",
-            "int4 int8 fp8 attention",
+            "int4",
+            "int8 fp8 attention",
             "faster attention",
             "speed up",
         ],
         inputs=[
             io.Model.Input(
                 "model",
-                tooltip="The diffusion model. It is not changed. The output is a copy with quantized attention.",
+                tooltip="The diffusion model. It is not changed: the output is a copy with quantized attention.",
             ),
             _input(
                 "mode",
-                "auto: precise where it takes at most 15 % longer than 8b on this GPU, else 8b.\n"
-                "8b: queries and keys in 8 bits.\n"
-                "4b: less exact. It can save time only on RTX 40 cards.\n"
-                "precise: as 8b with values in 16 bits, more exact.\n"
-                "exact: quantizes nothing and takes the fastest exact attention.\n"
-                "off: leaves the model as it is.",
+                "auto takes precise if it costs at most 15 % more time than 8b, else 8b. 4b is less exact. exact "
+                "rounds nothing.",
             ),
             _input(
                 "smooth_v",
-                "Subtracts the mean of each value channel before it rounds the values. Helps models whose values lie "
-                "far from zero. Changes nothing in precise and exact, which do not round values.",
+                "Helps models whose values lie far from zero, and hurts some others. Does nothing in precise and "
+                "exact.",
                 "smooth values",
             ),
             _input(
                 "sparse",
-                "Skips the key blocks that matter least in long videos. light is the closest to the full result, "
-                "strong gives another video of the same prompt. Skips nothing in exact.",
+                "Skips what matters least in long videos. light is the closest, strong gives another video.",
             ),
             OPTIONS.Input("options", optional=True, tooltip="From SageAttention2 Options, for everything else."),
         ],
@@ -99,57 +95,47 @@ def sage_attention_2_options() -> io.Schema:
         inputs=[
             _input(
                 "start_percent",
-                "Share of this sampler's steps before SageAttention2 becomes active. 0.1 of 20 steps keeps the first 2 "
-                "in full precision.",
+                "Steps before this share stay in full precision. 0.1 of 20 steps: the first 2.",
                 "start percent",
             ),
             _input(
                 "end_percent",
-                "Share of this sampler's steps after which it is no longer active. 0.9 of 20 steps keeps the last 2 in "
-                "full precision.",
+                "Steps from this share on stay in full precision. 0.9 of 20 steps: the last 2.",
                 "end percent",
             ),
             _input(
                 "apply_to",
-                "self only: keeps cross-attention (to the text or an image) in full precision. Joint attention over "
-                "text and image counts as self-attention.",
+                "self only keeps cross-attention (to the text or an image) in full precision.",
                 "apply to",
             ),
             _input(
                 "when",
-                "where it is faster: calls for which another exact attention is faster on this GPU take that one.\n"
-                "always: quantizes every call that can be.\n"
-                "whatever is fastest: takes other packages' attention even where it is less exact.",
+                "where it is faster: the fastest attention that is no less exact. always: quantizes what can be "
+                "quantized.",
                 "when to quantize",
             ),
             _input(
                 "rotate",
-                "Mixes the channels of queries and keys before rounding.\n"
-                "auto: in the attention heads that get closer to full precision by it.",
+                "Mixes channels of queries and keys before rounding. auto: in the heads that get closer by it.",
                 "rotate queries and keys",
             ),
             _input(
                 "guard",
-                "Looks for NaN and infinity while sampling. Layers that give them run again in precise or in full "
-                "precision.",
+                "Looks for NaN and infinity while sampling, and computes the layers that give them more exactly.",
             ),
             _input(
                 "dense_percent",
-                "Share of this sampler's steps in which sparse skips nothing yet. The first steps decide what the "
-                "video shows.",
+                "The first share of the steps, in which sparse skips nothing. They decide what the video shows.",
                 "dense at first (share of steps)",
             ),
             _input(
                 "respect_model_attention",
-                "Some model files and LoRAs ask for an attention of their own in some layers. On: those layers keep "
-                "it. Off: SageAttention2 computes them too.",
+                "On: layers for which the model's file asks for an attention of their own keep it.",
                 "respect the model's own attention",
             ),
             _input(
                 "backend",
-                "auto: the fastest attention on this GPU that is exact enough.\n"
-                "reference: the same computation in plain PyTorch, for comparisons. It is slow.\n"
-                "auto or reference: the reference only where no kernel can run.",
+                "auto: this GPU's fastest kernel. reference: the same in plain PyTorch, slow, for comparisons.",
             ),
         ],
         outputs=[OPTIONS.Output(display_name="options", tooltip="For the options input of SageAttention2.")],
@@ -173,26 +159,25 @@ def sage_attention_2_report() -> io.Schema:
             io.Latent.Input(
                 "samples",
                 optional=True,
-                tooltip="The sampler's output. It passes through. Connect it so that the report runs after sampling.",
+                tooltip="The sampler's output. It passes through, so that the report waits for the sampling.",
             ),
             io.Image.Input(
                 "images",
                 optional=True,
-                tooltip="The decoded images. They pass through. They may be connected in place of samples.",
+                tooltip="The decoded images, in place of samples. They pass through.",
             ),
             io.Boolean.Input(
                 "measure_quality",
                 display_name="measure quality",
                 default=False,
                 optional=True,
-                tooltip="Compares a sample of every attention call with full precision. Sampling is slower while it is "
-                "on.",
+                tooltip="Compares a sample of each call with full precision. Sampling is slower while it is on.",
             ),
         ],
         outputs=[
             io.Latent.Output(display_name="samples", tooltip="The samples, unchanged."),
             io.Image.Output(display_name="images", tooltip="The images, unchanged."),
             io.String.Output(display_name="text", tooltip="The report as text."),
-            io.Image.Output(display_name="chart", tooltip="The report's picture, with a map of the errors where closeness was measured."),
+            io.Image.Output(display_name="chart", tooltip="The report's picture, with a map of the errors."),
         ],
     )

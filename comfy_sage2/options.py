@@ -109,7 +109,7 @@ class AttentionOptions:
 
     @classmethod
     def of(cls, options: AttentionOptions | None, choices: Mapping[str, Any]) -> AttentionOptions:
-        """`options`, or the defaults, with `choices` (field -> value) in their place.
+        """`options`, or the defaults, changed by `choices` (field -> value).
 
         TypeError for an unknown choice, and for `options` of another class.
         """

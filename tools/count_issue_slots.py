@@ -134,7 +134,7 @@ def shortest(code: list[Instruction], labels: dict[str, int], start: int, end: i
 
 
 def steady_state(code: list[Instruction], labels: dict[str, int]) -> list[Instruction]:
-    """Of the ways round the first loop with tensor instructions the shortest of those with most of them.
+    """The shortest way round the first loop with tensor instructions, of the ways that have the most of them.
 
     The shortest of all may lead past a product, by a branch that is never taken so: a flag decides it.
     """

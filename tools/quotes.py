@@ -34,9 +34,9 @@ def documents() -> list[Path]:
 
 def table_below(text: str, heading: str) -> Table:
     """The cells of the first table below `heading`, its header first. Raises ValueError if there is none."""
-    _, found, section = text.partition(f"# {heading}\n")
+    _, separator, section = text.partition(f"# {heading}\n")
     lines = re.search(r"(?:^\|.*\n)+", re.split(r"^#", section, maxsplit=1, flags=re.MULTILINE)[0], re.MULTILINE)
-    if not found or lines is None:
+    if not separator or lines is None:
         raise ValueError(f"there is no table below a heading {heading!r}")
     header, _, *body = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines[0].splitlines()]
     return [header, *body]

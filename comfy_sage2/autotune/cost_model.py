@@ -1,4 +1,4 @@
-"""From times to choices: accumulators, and which attention is the fastest for a call.
+"""Derives choices from times: accumulators, and the fastest attention for a call.
 
 A GPU times some thirty calls of a few sizes with every attention that it has. For each attention, head_dim and order in
 memory a model with four terms is fitted to those times, from which the time of a call of any size follows. Two
@@ -78,14 +78,14 @@ class Tiles(NamedTuple):
     multiprocessors: int
 
     def fill(self, work: Work) -> float:
-        """What the tiles take, in whole waves of all multiprocessors, beside the queries alone: 1 or more."""
+        """The work of whole waves of tiles on all multiprocessors, relative to that of the queries alone: 1 or more."""
         count = work.heads * -(-work.q_length // self.queries)
         waves = -(-count // self.multiprocessors)
         return waves * self.multiprocessors * self.queries / (work.heads * work.q_length)
 
 
 def _terms(work: Work, tiles: Tiles | None) -> tuple[float, float, float, float]:
-    """What the four parts of a model are multiplied by. All kernels compute keys in whole blocks."""
+    """The counts that the parts of a model are multiplied by. All kernels compute keys in whole blocks."""
     keys = -(-work.kv_length // _BLOCK) * _BLOCK / work.kv_length
     queries = 1.0 if tiles is None else tiles.fill(work)
     return 1.0, work.pairs * keys * queries, float(work.heads * work.q_length), work.heads * work.kv_length * keys
@@ -236,7 +236,7 @@ class TunedChoices:
         return min(close, key=errors.__getitem__) if len(times) > 1 else None
 
     def fastest_of(self, mode: str, work: Work, *, rotate: bool, pv_accumulator: str | None = None) -> Candidate | None:
-        """Of the candidates of `mode` that do not smooth V, the fastest in `work`, as measured.
+        """The candidate of `mode` that was measured to be the fastest in `work`, of those that do not smooth V.
 
         pv_accumulator: None takes the faster accumulators.
         """
@@ -300,7 +300,7 @@ class TunedChoices:
         return f"{name} {work.teraflops(seconds):.0f}" + ("" if error is None else f" ({error:.3f})")
 
     def _crossover_in_words(self, work: Work, rotate: bool) -> str:
-        """From how many tokens on 8b is faster than exact attention; empty where it was not timed so."""
+        """The tokens from which on 8b is faster than exact attention, in words; empty where that was not timed."""
         fastest = self.fastest_of("8b", work, rotate=rotate)
         if fastest is None:
             return ""

@@ -24,7 +24,7 @@ def changed() -> None:
 
 
 def keep(index: int, choices: TunedChoices) -> None:
-    """From now on these are the choices for GPU `index`."""
+    """Set the choices for GPU `index`."""
     _choices[index] = choices
     changed()
 

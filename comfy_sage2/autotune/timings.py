@@ -20,7 +20,7 @@ PEER = "peer"  # the mode of another package's attention, which quantizes in its
 ORDINARY = (False, False)  # `Work.kind` of calls without a mask, the heads of a token together in memory
 ROTATIONS = (False, True)  # the values of `Candidate.rotate`
 FEWEST_ROUNDS = 3
-# Of a GPU that nobody else uses. One at its power limit varies by up to 0.05 from visit to visit.
+# Limits for a GPU that nobody else uses. One at its power limit varies by up to 0.05 from visit to visit.
 _MOST_NOISE = 0.1
 _MOST_DRIFT = 1.3
 _NORMAL = 1.4826  # standard deviation / median absolute deviation of normal data
@@ -113,7 +113,7 @@ class Work:
 
     @property
     def pairs(self) -> float:
-        """Of a query and a key, over all heads."""
+        """Pairs of a query and a key over all heads."""
         return self.heads * self.q_length * self.kv_length * (0.5 if self.is_causal else 1.0)
 
     def teraflops(self, seconds: float) -> float:

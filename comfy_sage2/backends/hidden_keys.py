@@ -1,7 +1,7 @@
 """Calls whose mask has a row a query or head: what lies in keys that it hides from all queries leaves no trace.
 
-The kernels see such keys in padding masks alone. Here K and V get the mean of the other keys in their place, which
-changes no mean and no scale.
+The kernels see such keys in padding masks alone. Here the mean of the other keys replaces them in K and V. That changes
+no mean and no scale.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class WithoutHiddenKeys(BoundCall):
 
 
 def _with_means(x: torch.Tensor, hidden: torch.Tensor, tokens: int) -> torch.Tensor:
-    """A contiguous copy of `x`, whose `hidden` tokens, of its axis `tokens`, are the mean of the others."""
+    """A contiguous copy of `x` in which the mean of the other tokens replaces the `hidden` ones; tokens: their axis."""
     shown = x.masked_fill(hidden, 0.0)
     share = hidden.logical_not().float().mean(dim=tokens, keepdim=True)
     mean = (shown.mean(dim=tokens, keepdim=True, dtype=torch.float32) / share).to(x.dtype)

@@ -32,7 +32,7 @@ _OURS = Path(__file__).resolve().parents[1]  # its module of the name `sageatten
 _KITCHEN, _SAGE = "comfy-kitchen's INT8 attention", "SageAttention"
 _OUR_VERSION = "+comfy.sage2"  # ends the version of that module
 
-# Of q, k, v, the mask, 4-D or None, and the call's signature. Another package's functions are not typed.
+# Takes q, k, v, the mask (4-D or None) and the call's signature. Another package's functions are not typed.
 Function = Callable[[Any, Any, Any, Any, CallSignature], Any]
 
 

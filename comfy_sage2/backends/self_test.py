@@ -128,7 +128,7 @@ def _remembered(architecture: str, index: int, variants: Sequence[Variant]) -> T
 def _tested(architecture: str, index: int, variants: Sequence[Variant]) -> TestResult | None:
     """Run the test and remember a pass. None without the memory for it."""
     started = time.perf_counter()
-    # By format of P and V; None for the formats that no other can replace.
+    # Format of P and V -> its variants; None stands for the formats that no other can replace.
     by_format: dict[str | None, list[Variant]] = {}
     for variant in variants:
         by_format.setdefault(None if variant.pv in (AUTO, *FLOAT_PV) else variant.pv, []).append(variant)

@@ -10,7 +10,7 @@ _INDEXED = "call "
 
 
 def indexed_name(number: int) -> str:
-    """The name of a call of which the model does not say in which block it is."""
+    """The name of a call whose block the model does not name."""
     return f"{_INDEXED}{number}"
 
 

@@ -60,7 +60,7 @@ class OptionalTensors(NamedTuple):
         nonfinite: torch.Tensor | None,
         rotated_heads: torch.Tensor | None = None,
     ) -> OptionalTensors:
-        """From the arguments of `attention`; TypeError, naming the argument, for what is no tensor."""
+        """Take them from the arguments of `attention`; TypeError, which names the argument, for what is no tensor."""
         if attn_mask is None and block_mask is None and nonfinite is None and rotated_heads is None:
             return NO_TENSORS
         require_mask(attn_mask)

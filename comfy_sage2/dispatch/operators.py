@@ -28,7 +28,7 @@ _len_dispatch_stack = torch._C._len_torch_dispatch_stack
 _tracing_state = torch._C._get_tracing_state
 _functorch_stack = torch._C._functorch.peek_interpreter_stack
 
-# By the annotations of dataclass fields.
+# Annotation of a dataclass field -> type of an operator's argument.
 _SCHEMA_TYPES = {
     "torch.Tensor": "Tensor",
     "torch.Tensor | None": "Tensor?",

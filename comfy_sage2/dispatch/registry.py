@@ -26,7 +26,7 @@ def backends(mode: str | None = None) -> tuple[Backend, ...]:
 
 
 def candidates(signature: CallSignature) -> tuple[Backend, ...]:
-    """The backends for calls in the signature's mode, the preferred one first: of exact attentions the fastest one."""
+    """The backends for calls in the signature's mode in order of preference: exact attentions by their times."""
     for_mode = backends(signature.options.mode)
     choices = choices_of(signature.device)
     work = Work.of(signature)

@@ -44,7 +44,7 @@ DEFAULTS = AttentionOptions(mode=AUTO, pv_accumulator=AUTO)  # as those of the S
 WHERE_FASTER, ALWAYS = "where it is faster", "always"
 _WHEN: Mapping[str, str] = {WHERE_FASTER: NO_LESS_EXACT, ALWAYS: IGNORED, "whatever is fastest": ANY}
 
-# By the names under which compiled models know them: the compiler may take a number for a size of any value.
+# By name, since the compiler may take a number in a compiled model for a size of any value.
 _patches: WeakValueDictionary[str, Patch] = WeakValueDictionary()
 _numbers = itertools.count()
 

@@ -35,7 +35,7 @@ _ignored: dict[str, str] = {}
 # The wheels that a module was made of; none for an installed one.
 _wheels: dict[str, tuple[BundledWheel, ...]] = {}
 
-# Of the extension module, and of device images, which may be packed, with what they say of themselves.
+# The extension module; device images, packed or not; and what these say of themselves.
 _BINARY_SUFFIXES = {".so", ".pyd", ".cubin", ".xz", ".json"}
 
 
@@ -216,7 +216,7 @@ def fingerprint(architecture: str) -> str:
 
 
 def _hash_of_files(module: ModuleType) -> str:
-    """Of the extension module and the device images, by name and content."""
+    """Hash the extension module and the device images, by name and content."""
     digest = hashlib.sha256()
     host = sys.modules.get("comfy_sage2_host")  # None where a build has both in one module
     folders = [Path(package.__path__[0]) for package in (module, host) if package is not None]

@@ -14,7 +14,7 @@ from ..quantize.smoothing import SAMPLED_TOKENS
 
 # With P up to 448, V up to this and 64 keys, a half-precision sum stays below 65504.
 FP16_ACCUMULATOR_V_MAXIMUM = 2.25
-# What P is scaled to in fp16 where it takes the place of E4M3.
+# What P is scaled to in fp16, where that replaces E4M3.
 P_MAXIMUM_IN_HALVES = 448.0
 # What P is scaled to in the precise mode's FP16: below 65504 by more than the maximum of a row grows at a time.
 PRECISE_P_MAXIMUM = 64.0

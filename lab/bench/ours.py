@@ -86,7 +86,7 @@ class Build:
 
     @classmethod
     def parse(cls, text: str) -> Build:
-        """From "after=build/after/comfy_sage2_sm80". A type of argument."""
+        """Parse a text such as "after=build/after/comfy_sage2_sm80"; a type of argument."""
         name, separator, folder = text.partition("=")
         if not (name and separator and folder):
             raise argparse.ArgumentTypeError(f"expected NAME=FOLDER, got {text[:60]!r}")

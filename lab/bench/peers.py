@@ -117,7 +117,7 @@ def _sage_attention_2() -> tuple[ModuleType, str]:
 
 
 def _sage_attention() -> list[BenchmarkCandidate]:
-    """By its own choice of kernel; on Hopper with both of its granularities."""
+    """SageAttention 2 with the kernel that it chooses; on Hopper with each of its granularities."""
     sage, version = _sage_attention_2()
     if torch.cuda.get_device_capability() != (9, 0):
         return [_sage("SageAttention 2", version, sage.sageattn, "attn_kernel")]

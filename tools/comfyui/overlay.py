@@ -30,7 +30,7 @@ FILES = (
 CACHE = ("__pycache__",)
 LEFT_OUT = (".git", "models", "output", "input", "user", "temp", *CACHE)  # of ComfyUI's folder; packages may have them
 
-# By the file, and the name that it must have: what is added at its end where it has not.
+# (file, a name that it must have) -> what is added at its end where it lacks that name.
 ADDED = {
     ("comfy/model_prefetch.py", "malloc_graph_begin"): """
 

@@ -32,7 +32,7 @@ def pack(package: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def unpack(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """A wheel's files with each host module by itself, in the place of what `pack` has made of them."""
+    """A wheel's files with each host module by itself again, as before `pack`."""
     unpacked = dict(files)
     for name in files:
         package, _, file = name.rpartition("/")

@@ -121,8 +121,8 @@ def write(distribution: Distribution, files: Mapping[str, bytes], out: Path) -> 
 
 def image_files(parts: Sequence[Part], architecture: str) -> dict[str, bytes]:
     """An architecture's package, which all parts have alike; else ValueError."""
-    first, *others = (part.package(f"comfy_sage2_{architecture}") for part in parts)
-    for files in others:
+    first, *rest = (part.package(f"comfy_sage2_{architecture}") for part in parts)
+    for files in rest:
         differing = sorted(name for name in first.keys() | files.keys() if first.get(name) != files.get(name))
         if differing:
             raise ValueError(f"{', '.join(differing)} differs between the CPythons")

@@ -13,7 +13,7 @@ from ...call.signature import CallSignature, Routing, TensorForm, WorkKey
 from ...call.tensors import NO_TENSORS, NO_VALUES, OptionalTensors, overrides_torch, with_dense_rows
 from ...options import AttentionOptions
 
-Override = Callable[..., torch.Tensor]  # what nodes put in the place of an attention function
+Override = Callable[..., torch.Tensor]  # a node's replacement of an attention function
 Fallback = Callable[[], torch.Tensor]
 
 _POSITIONAL = 8  # ComfyUI's attention functions take the first eight fields below by position too

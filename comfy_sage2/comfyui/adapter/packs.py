@@ -35,14 +35,14 @@ def owner_of(function: object) -> str:
 
 
 def pack_within(model: torch.nn.Module) -> str | None:
-    """The folder of the pack that has put a function of its own in the place of a method in `model`, or None."""
+    """The folder of the pack that replaced a method of one of the modules of `model` by its own function, or None."""
     functions = (value for module in model.modules() for value in replaced_methods(module))
     packs = (pack_of(getattr(function, "__func__", function)) for function in functions)
     return next((pack for pack in packs if pack is not None), None)
 
 
 def replaced_methods(module: torch.nn.Module) -> Iterator[object]:
-    """The functions that were put on this very module in the place of methods of its class, such as its forward."""
+    """The functions that replace methods of the class, such as forward, on this module alone."""
     for name, value in vars(module).items():
         if callable(value) and callable(getattr(type(module), name, None)):
             yield value
@@ -69,7 +69,7 @@ def is_sparse_attention(function: object) -> bool:
 
 
 def block_owner(options: Mapping[str, Any]) -> str | None:
-    """Whose patch replaces transformer blocks in a pass with these `transformer_options`, in words, or None.
+    """Who replaces transformer blocks in a pass with these `transformer_options`, in words, or None.
 
     Such a patch may compute a block's attention itself, or leave the block out, and then nobody is asked for it.
     """

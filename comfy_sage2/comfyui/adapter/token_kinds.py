@@ -30,7 +30,7 @@ class TokenKinds:
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any], *, cross_attends: bool) -> TokenKinds:
-        """From the model's inputs by name.
+        """Read them from the model's inputs by name.
 
         cross_attends: text enters by cross-attention, so that self-attention has tokens of one kind.
         """

@@ -138,7 +138,7 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
 def _model_keeps_nothing(model: Any, model_options: Mapping[str, Any]) -> bool:
     """Whether no other pack stands around or within the model, which might keep results from pass to pass.
 
-    Caching packs wrap the call of the model, or put functions of their own in the place of its parts' methods.
+    Caching packs wrap the call of the model, or replace methods of its parts by functions of their own.
     """
     if FUNCTION_WRAPPER in model_options:
         return False

@@ -1,4 +1,4 @@
-"""A look at the calls that another pack's attention takes: behind this node, or in its place for some steps.
+"""Observes the calls that another pack's attention takes: behind this node, or instead of it for some steps.
 
 ComfyUI gives q, k and v in containers to an override that has a `container_function`, so that they can be freed before
 the output is made. *Model Sparse Attention* has none, and what it leaves to this node would come as plain tensors that

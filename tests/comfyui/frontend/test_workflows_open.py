@@ -41,3 +41,21 @@ def own(prompt: Prompt) -> Prompt:
         }
         for number, node in prompt.items()
     }
+
+
+def test_the_graph_of_the_readme(page: Page) -> None:
+    """The node between loader and sampler: docs/images/workflow.png is its picture."""
+    loader = {"unet_name": "wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors", "weight_dtype": "default"}
+    sampler = {"seed": 42, "steps": 20, "cfg": 5.0, "sampler_name": "euler", "scheduler": "simple", "denoise": 1.0}
+    workflow = browser.load_prompt(page, {
+        "1": {"class_type": "UNETLoader", "inputs": loader},
+        "2": {"class_type": "SageAttention2", "inputs": {"model": ["1", 0]}},
+        "3": {"class_type": "KSampler", "inputs": {"model": ["2", 0], **sampler}},
+        "4": {"class_type": "SageAttention2Report", "inputs": {"model": ["2", 0], "samples": ["3", 0]}},
+    })  # fmt: skip
+    places = {1: (0, 50), 2: (300, 50), 3: (600, 0), 4: (900, 130)}
+    for node in workflow["nodes"]:
+        node["pos"], node["size"] = places[node["id"]], (250, node["size"][1])
+    browser.load(page, workflow)
+    browser.keep_picture(page, "workflow")
+    assert browser.unknown_nodes(page) == browser.red_nodes(page) == []

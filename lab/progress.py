@@ -1,4 +1,4 @@
-"""How far a command is: a line that is rewritten on a terminal, and a line for each tenth of the work in a file."""
+"""How far a command is: a line that is rewritten on a terminal, and a line for each part of the work in a file."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ _LABEL_WIDTH, _BAR_WIDTH = 24, 30
 
 
 class ProgressBar:
-    """Context manager around work of known size, called with the share that is done, 0 to 1."""
+    """Context manager around work of known size, called with the share that is done, 0 to 1.
 
-    def __init__(self, label: str, stream: TextIO | None = None) -> None:
+    part: a file gets a line where the share has grown by so much.
+    """
+
+    def __init__(self, label: str, stream: TextIO | None = None, *, part: float = 0.1) -> None:
         self._label = label
+        self._part = part
         self._stream = stream if stream is not None else sys.stdout
         self._is_terminal = self._stream.isatty()
-        self._tenth = 0
+        self._written = 0.0
 
     def __enter__(self) -> ProgressBar:
         self(0.0)
         return self
 
     def __call__(self, share: float) -> None:
-        tenth = int(10 * share + 1e-6)
         if self._is_terminal:
             self._draw(share, end="")
-        elif self._tenth < tenth < 10:
+        elif share - self._written > self._part - 1e-6 and share < 1.0:
             self._draw(share, end="\n")
-        self._tenth = tenth
+            self._written = share
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

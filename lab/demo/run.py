@@ -85,7 +85,7 @@ def sample(host: Host, job: Job, without_kernel: Sequence[str]) -> dict[str, Cli
     """The clip in full precision and in each mode."""
     clips = {}
     for mode in (FULL_PRECISION, *MODES):
-        with ProgressBar(mode) as progress:
+        with ProgressBar(mode, part=0.5 / job.steps) as progress:  # the hosts tell of each step, and of nothing between
             clips[mode] = host.sample(job, mode, "reference" if mode in without_kernel else None, progress)
     return clips
 

@@ -119,12 +119,14 @@ def test_an_animation_shows_each_clip_in_its_column_at_its_moment(tmp_path: Path
                 assert picture.convert("L").getpixel((x, LABEL_HEIGHT + 20)) == pytest.approx(level, abs=6)
 
 
-def test_progress_in_a_file_is_a_line_for_each_tenth() -> None:
+@pytest.mark.parametrize("lines", [10, 20])
+def test_progress_in_a_file_is_a_line_for_each_part(lines: int) -> None:
     log = io.StringIO()
-    with ProgressBar("work", log) as progress:
+    with ProgressBar("work", log, part=1.0 / lines) as progress:
         for step in range(40):
             progress(step / 40)
-    assert [line[-4:].strip() for line in log.getvalue().splitlines()] == [f"{tenth}0%" for tenth in range(1, 11)]
+    shown = [line[-4:].strip() for line in log.getvalue().splitlines()]
+    assert shown == [f"{part / lines:.0%}" for part in range(1, lines + 1)]
     with pytest.raises(KeyError), ProgressBar("work", log := io.StringIO()):
         raise KeyError
     assert log.getvalue() == ""

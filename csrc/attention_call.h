@@ -34,6 +34,14 @@ constexpr int score_bits(int mode) { return mode == k4b ? 4 : 8; }
 // block-scaled products. Precise has fp16 or bf16.
 enum PvFormat { kPvOfBuild = 0, kPvFp8 = 1, kPvFp16 = 2, kPvInt8 = 3, kPvMxfp8 = 4 };
 
+// A preparation may take q, k and v in slices of their tokens, of which they begin with the first. K's mean, V's mean
+// and scale, and which heads are rotated are those of the slice from token 0 on, which is prepared first. In FP8 the
+// scale leaves room for values of V that are kHeadRoom times as large as that slice's; in INT8 the second scale of a
+// block of keys does, up to kTileHeadRoom times. A slice with larger ones sets kNonfinite.
+constexpr int64_t kSliceMultiple = 128;       // of tokens that are not the last
+constexpr int64_t kLeastSlicedTokens = 8192;  // of a call: fewer have kernels that prepare all of K and V at once
+constexpr float kHeadRoom = 16.f, kTileHeadRoom = 4.f;
+
 // All that decides what a call launches, but for the GPU itself.
 struct CallSignature {
   TensorStrides q, k, v, out;
@@ -52,7 +60,9 @@ struct CallSignature {
   int pv_accumulator;  // 32 or 16, in bits; 32 with int8 and mxfp8
   float scale;
   int device;
+  int64_t first_token, slice_tokens;  // of the slice that a plan prepares, and no more; 0 tokens: it computes the call
 
+  bool is_slice() const { return slice_tokens != 0; }
   bool has_mask() const { return mask.element != 0; }
   bool has_block_mask() const { return block_mask.key_blocks != 0; }
 };
@@ -64,10 +74,11 @@ enum Operand : int {
   kV,
   kOut,
   kWorkspace,
-  kLse,            // float (batch, q_heads, q_length), contiguous
-  kNonfinite,      // int32, set to 1 when a value of out is NaN or infinite and else left alone; may be left out
-  kMask,           // as MaskLayout says
-  kBlockMask,      // as BlockMaskLayout says
+  kLse,        // float (batch, q_heads, q_length), contiguous
+  kNonfinite,  // int32, set to 1 when a value of out is NaN or infinite, or when a slice of V is too large, and else
+               // left alone; may be left out, but of a slice
+  kMask,       // as MaskLayout says
+  kBlockMask,  // as BlockMaskLayout says
   kInvalidBlocks,  // int32, set to 1 when the block mask has an entry that is skipped and else left alone; may be left
                    // out
   kRotatedHeads,   // int32 (batch, kv_heads), contiguous: whether a head is rotated. Read with `rotate_as_given`;

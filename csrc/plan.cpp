@@ -31,8 +31,8 @@ Plan::Plan(const CallSignature& call, std::shared_ptr<const Kernels> kernels, in
            OperandSet attention_reads)
     : call_(call), kernels_(std::move(kernels)), workspace_bytes_(workspace_bytes), attention_reads_(attention_reads) {
   const OperandSet of_both = only(kWorkspace, workspace_bytes != 0) | only(kMask, call.has_mask());
-  used_[kPreparation] =
-      of_both | kInputs | only(kBlockMask, call.has_block_mask()) | only(kRotatedHeads, call.rotate_as_given);
+  used_[kPreparation] = of_both | kInputs | only(kBlockMask, call.has_block_mask()) |
+                        only(kRotatedHeads, call.rotate_as_given) | only(kNonfinite, call.is_slice());
   used_[kAttentionPhase] = of_both | attention_reads | only(kOut) | only(kLse, call.has_lse);
   used_[kWholeCall] = used_[kPreparation] | used_[kAttentionPhase];
   known_ = used_[kWholeCall] | only(kWorkspace) | only(kNonfinite) | only(kInvalidBlocks, call.has_block_mask()) |
@@ -52,6 +52,8 @@ std::string Plan::description() const {
   if (call_.has_mask()) text += ", mask of element " + number(call_.mask.element);
   if (call_.has_block_mask()) text += ", block mask";
   if (call_.has_lse) text += ", LSE";
+  if (call_.is_slice())
+    text += ", slice of " + number(call_.slice_tokens) + " tokens from " + number(call_.first_token) + " on";
   if (call_.pv != kPvOfBuild) text += ", P and V in format " + number(call_.pv);
   if (call_.pv_accumulator != 32) text += ", accumulators of " + number(call_.pv_accumulator) + " bits";
   return text + ", device " + number(call_.device) + ", workspace of " + number(workspace_bytes_) + " bytes";
@@ -62,6 +64,8 @@ void Plan::check(const OperandAddresses& addresses, uint64_t phase) const {
     throw std::invalid_argument("phase must be 0 (the whole call), 1 (preparation) or 2 (attention), got " +
                                 std::to_string(phase));
   }
+  if (call_.is_slice() && phase != kPreparation)
+    throw std::invalid_argument("phase must be 1 (preparation) for the plan of a slice, got " + std::to_string(phase));
   OperandSet given = 0;
   for (int index = 0; index < kOperands; ++index)
     given |= only(static_cast<Operand>(index), addresses[static_cast<std::size_t>(index)] != 0);

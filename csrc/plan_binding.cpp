@@ -83,7 +83,7 @@ constexpr Keyword field(const char* name, bool required) {
           [](CallSignature& call, PyObject* value) { return read((call.*View).*Field, value); }};
 }
 
-// Absent, the mask, the block mask, the LSE and the choice of heads are not a part of the call, and pv is 0.
+// Absent, the mask, the block mask, the LSE, the choice of heads and a slice are not a part of the call, and pv is 0.
 constexpr bool kRequired = true, kOptional = false;
 #define TENSOR_KEYWORDS(view)                                                             \
   field<&CallSignature::view, &TensorStrides::batch>(#view "_batch_stride", kRequired),   \
@@ -120,6 +120,8 @@ constexpr Keyword kKeywords[] = {
     field<&CallSignature::rotate_by_head>("rotate_by_head", kOptional),
     field<&CallSignature::rotate_as_given>("rotate_as_given", kOptional),
     field<&CallSignature::has_lse>("has_lse", kOptional),
+    field<&CallSignature::first_token>("first_token", kOptional),
+    field<&CallSignature::slice_tokens>("slice_tokens", kOptional),
 };
 #undef TENSOR_KEYWORDS
 constexpr std::size_t kKeywordCount = std::size(kKeywords);

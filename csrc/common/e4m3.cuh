@@ -3,6 +3,7 @@
 
 namespace common {
 
+constexpr float kMaxE4m3 = 448.f;
 // log2(448): P is scaled to E4M3's range within the exponent.
 constexpr float kLog2OfPScale = 8.807354922057604f;
 

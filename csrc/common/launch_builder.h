@@ -94,9 +94,11 @@ class LaunchBuilder {
     return list_.add_map(description, operand, offset);
   }
 
-  static void bind(Strided& field, RunFields& fields, Operand operand, const TensorStrides& strides) {
+  // `first_token`: where the operand begins.
+  void bind(Strided& field, RunFields& fields, Operand operand, const TensorStrides& strides,
+            int64_t first_token = 0) const {
     field = {nullptr, strides.batch, strides.head, strides.token};
-    fields.bind(field.pointer, operand);
+    fields.bind(field.pointer, operand, -first_token * strides.token * (call_.element == kFloat ? 4 : 2));
   }
   void bind_mask(Mask& field, RunFields& fields) const {
     const MaskLayout& mask = call_.mask;
@@ -116,9 +118,10 @@ class LaunchBuilder {
 
   template <class Params>
   void bind_quantization(Params& params, RunFields& fields) const {
-    bind(params.q, fields, kQ, call_.q);
-    bind(params.k, fields, kK, call_.k);
-    bind(params.v, fields, kV, call_.v);
+    bind(params.q, fields, kQ, call_.q, call_.first_token);
+    bind(params.k, fields, kK, call_.k, call_.first_token);
+    bind(params.v, fields, kV, call_.v, call_.first_token);
+    if (call_.is_slice()) fields.bind(params.too_large, kNonfinite);
     fields.bind(params.k_mean, kWorkspace, workspace_.k_mean);
     fields.bind(params.v_mean, kWorkspace, workspace_.v_mean);
     fields.bind(params.q_scale, kWorkspace, workspace_.q_scale);
@@ -146,6 +149,13 @@ class LaunchBuilder {
     fields.bind(params.lse, kLse);
     fields.bind(params.nonfinite, kNonfinite);
     if (call_.has_block_mask()) bind_lists(params.lists, fields, number);
+  }
+
+  // Tokens of which statistics are computed, and the place of those that are quantized among blocks of so many.
+  int counted_tokens() const { return static_cast<int>(call_.is_slice() ? call_.slice_tokens : call_.kv_length); }
+  int first_block(int64_t tokens) const { return static_cast<int>(call_.first_token / tokens); }
+  int blocks(int64_t length, int64_t tokens) const {
+    return static_cast<int>(ceil_div(call_.is_slice() ? call_.slice_tokens : length, tokens));
   }
 
   // Adds what makes the lists that attention kernels walk; with `flags_skipped` it says whether they skip a block.

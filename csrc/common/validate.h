@@ -117,6 +117,20 @@ inline void validate(const CallSignature& call, const BuildInfo& build) {
             std::to_string(key_blocks), " and at most ", std::to_string(kMaxListTiles), ", got ",
             std::to_string(call.block_mask.key_blocks));
   }
+  if (call.is_slice()) {
+    const int64_t end = call.first_token + call.slice_tokens;
+    require_between("first_token", call.first_token, 0, call.kv_length - 1);
+    require_between("slice_tokens", call.slice_tokens, 1, call.kv_length - call.first_token);
+    require(call.first_token % kSliceMultiple == 0 && (end == call.kv_length || end % kSliceMultiple == 0),
+            "a slice must begin and end at a multiple of ", std::to_string(kSliceMultiple),
+            " tokens or at the last one, got ", std::to_string(call.first_token), " to ", std::to_string(end));
+    require(call.mode == k8b && call.q_length == call.kv_length && call.kv_length >= kLeastSlicedTokens &&
+                !call.has_mask() && !call.has_block_mask(),
+            "slices must be of self-attention in mode 8 (8b) without masks of at least ",
+            std::to_string(kLeastSlicedTokens), " tokens");
+  } else {
+    require_between("first_token", call.first_token, 0, 0);
+  }
   // The kernels take the row maximum before they scale.
   require(call.scale > 0.f && std::isfinite(call.scale), "scale must be positive and finite, got ",
           std::to_string(call.scale));

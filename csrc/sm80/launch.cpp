@@ -76,8 +76,10 @@ class Builder final : public LaunchBuilder<Workspace> {
  private:
   void prepare() override {
     if (call_.has_block_mask()) prepare_lists(ListForm::linked);
-    statistics();
-    if (call_.rotate_by_head) choose_rotation();
+    if (call_.first_token == 0) {
+      statistics();
+      if (call_.rotate_by_head) choose_rotation();
+    }
     quantize();
   }
 
@@ -102,9 +104,9 @@ class Builder final : public LaunchBuilder<Workspace> {
     RunFields fields(params);
     bind_statistics(params, fields);
     fields.bind(params.partials, kWorkspace, workspace_.partials);
-    params.sizes = all_sizes_;
+    params.sizes = counted_sizes();
     params.slices = static_cast<int>(workspace_.kv_bh);
-    params.chunks = static_cast<int>(workspace_.chunks);
+    params.chunks = static_cast<int>(ceil_div(counted_tokens(), kStatisticsTokens));
     params.v_maximum = v_maximum(call_);
     if (call_.mode == kPrecise && has_v_scale(product_)) {  // V keeps its bits
       params.powers_of_two = 1;
@@ -114,7 +116,8 @@ class Builder final : public LaunchBuilder<Workspace> {
       bind_hidden_keys(params, fields);
       fields.bind(params.shown_of_chunks, kWorkspace, workspace_.shown_of_chunks);
     }
-    const driver::Extent& of_k_and_v = workspace_.statistics_grid;
+    driver::Extent of_k_and_v = workspace_.statistics_grid;
+    of_k_and_v.y = static_cast<unsigned>(params.chunks);
     launch(prepare_, "partial_statistics_" + element_, of_k_and_v, kStatisticsThreads, 0, params, fields);
     launch(prepare_, "finish_statistics", {of_k_and_v.x, of_k_and_v.z}, head_dim_, 0, params, fields);
   }
@@ -128,7 +131,7 @@ class Builder final : public LaunchBuilder<Workspace> {
     fields.bind(params.rotated, kWorkspace, workspace_.rotated);
     fields.bind(params.rotated_heads, kRotatedHeads);
     if (may_hide_keys(call_)) bind_hidden_keys(params, fields);
-    params.sizes = all_sizes_;
+    params.sizes = counted_sizes();
     params.score_bits = score_bits(call_.mode);
     launch(prepare_, "choose_rotation_" + element_, grid(workspace_.kv_bh), kStatisticsThreads, 0, params, fields);
   }
@@ -140,16 +143,28 @@ class Builder final : public LaunchBuilder<Workspace> {
     fields.bind(params.v_scale, kWorkspace, workspace_.v_scale);
     bind_tiles(params, fields);
     params.sizes = all_sizes_;
-    params.query_tiles = workspace_.works;
-    params.key_tiles = workspace_.kv_bh * workspace_.key_blocks;
+    params.first_query_block = first_block(kQueryBlock);
+    params.query_blocks = blocks(call_.q_length, kQueryBlock);
+    params.first_key_block = first_block(kKeyBlock);
+    params.key_blocks = blocks(call_.kv_length, kKeyBlock);
+    params.query_tiles = workspace_.q_bh * params.query_blocks;
+    params.key_tiles = workspace_.kv_bh * params.key_blocks;
+    params.largest_tile_scale = call_.is_slice() ? kTileHeadRoom : 1.f;
     params.v_maximum = v_maximum(call_);
     params.other_product = call_.mode == kPrecise ? has_v_scale(product_) : product_ == PvProduct::int8;
     if (may_hide_keys(call_)) bind_hidden_keys(params, fields);
     if (call_.rotate_by_head) fields.bind(params.rotated, kWorkspace, workspace_.rotated);
     if (call_.rotate_as_given) fields.bind(params.rotated, kRotatedHeads);
     params.rotates = rotates(call_);
-    launch(prepare_, "quantize_" + mode_ + "_" + element_, workspace_.quantize_grid, kQuantizeThreads, 0, params,
-           fields);
+    launch(prepare_, "quantize_" + mode_ + "_" + element_, grid(params.query_tiles + 2 * params.key_tiles),
+           kQuantizeThreads, 0, params, fields);
+  }
+
+  // With the tokens of which statistics are computed.
+  Sizes counted_sizes() const {
+    Sizes sizes = all_sizes_;
+    if (call_.is_slice()) sizes.q_length = sizes.kv_length = counted_tokens();
+    return sizes;
   }
 
   // Of a mask that may hide keys: without it the kernels' `shown` is null.
@@ -265,6 +280,9 @@ class AttentionPlan final : public Plan {
 std::unique_ptr<Plan> make_plan(const CallSignature& call, std::shared_ptr<const Kernels> kernels) {
   validate(call, kernels->build);
   const PvProduct product = product_of(call, *kernels);
+  require(!call.is_slice() || product == PvProduct::int8,
+          "pv must be 3 (int8) for a slice: in other formats V has no scale a block of keys, got ",
+          std::to_string(call.pv));
   const Workspace workspace(call, product, v_bytes(product, kernels->build.half_values));
   return std::make_unique<AttentionPlan>(call, std::move(kernels), workspace);
 }

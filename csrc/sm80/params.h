@@ -58,12 +58,16 @@ struct QuantizeParams {
   const int* shown;     // (slices): keys that the mask does not hide, or null: it cannot hide keys
   const int* rotated;   // (slices), where heads are rotated each by itself
   Mask mask;            // whose hidden keys are zeros
+  int* too_large;       // set to 1 when a scale of v_tile_scale would exceed the largest; or null
   Sizes sizes;
   i64 query_tiles, key_tiles;  // of all slices: blocks of the grid for Q, K and again key_tiles for V, in this order
+  int first_query_block, query_blocks, first_key_block, key_blocks;  // those that are quantized, of each slice
   float scale;
-  float v_maximum;    // as in StatisticsParams
-  int other_product;  // V is for the kernel's other product
+  float v_maximum;           // as in StatisticsParams
+  float largest_tile_scale;  // of v_tile_scale
+  int other_product;         // V is for the kernel's other product
   Rotates rotates;
+  int padding;
 };
 
 // Rows of the key bias hold, in units of log2, what is added to the scores of each key: -inf past the last key. Keys

@@ -169,8 +169,8 @@ struct QuantizedTensors {
     }
   }
 
-  // The largest number of a tile of V relative to v_maximum, which its channel's largest is scaled to: at most 1. What
-  // is not finite is left out: it has its say in the scale of its channel.
+  // The largest number of a tile of V relative to v_maximum, which its channel's largest is scaled to: at most 1, but
+  // in slices. What is not finite is left out: it has its say in the scale of its channel.
   static __device__ __forceinline__ float tile_scale(const QuantizeParams& p, int bh, int first, KeyBits keys) {
     __shared__ int largest_bits;
     if (threadIdx.x == 0) largest_bits = 0;
@@ -188,7 +188,9 @@ struct QuantizedTensors {
     }
     atomicMax(&largest_bits, __float_as_int(largest));
     __syncthreads();
-    return fminf(fmaxf(__int_as_float(largest_bits) / p.v_maximum, kSmallestTileScale), 1.f);
+    const float scale = __int_as_float(largest_bits) / p.v_maximum;
+    if (p.too_large && scale > p.largest_tile_scale) *p.too_large = 1;
+    return fminf(fmaxf(scale, kSmallestTileScale), p.largest_tile_scale);
   }
 
   // Transposes V through shared memory. Words: (8 channels, 16 bytes, lane). P: the product.
@@ -358,13 +360,16 @@ __device__ __forceinline__ void quantize(const QuantizeParams& p) {
   };
   const i64 block = blockIdx.x;
   if (block < p.query_tiles) {
-    const i64 bh = block / p.sizes.query_blocks;
-    return Numbers::queries(p, block, format_of(bh / (p.sizes.q_heads / p.sizes.kv_heads)));
+    const i64 bh = block / p.query_blocks;
+    const i64 tile = bh * p.sizes.query_blocks + p.first_query_block + block - bh * p.query_blocks;
+    return Numbers::queries(p, tile, format_of(bh / (p.sizes.q_heads / p.sizes.kv_heads)));
   }
   const bool is_key = block < p.query_tiles + p.key_tiles;
-  const i64 tile = block - p.query_tiles - (is_key ? 0 : p.key_tiles);
-  const int slice = static_cast<int>(tile / p.sizes.key_blocks);
-  const int first = static_cast<int>(tile - i64(slice) * p.sizes.key_blocks) * kKeyBlock;
+  const i64 place = block - p.query_tiles - (is_key ? 0 : p.key_tiles);
+  const int slice = static_cast<int>(place / p.key_blocks);
+  const int in_slice = p.first_key_block + static_cast<int>(place - i64(slice) * p.key_blocks);
+  const i64 tile = i64(slice) * p.sizes.key_blocks + in_slice;
+  const int first = in_slice * kKeyBlock;
   const KeyBits keys = counted_keys(p.mask, p.shown, slice, first, p.sizes);
   if (is_key) return Numbers::keys(p, tile, keys, format_of(slice));
   __shared__ __align__(16) T shared[kKeyBlock][Tensors::kWidth + 8];

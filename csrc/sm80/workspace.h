@@ -15,7 +15,7 @@ struct Workspace {
   int64_t q_bh, kv_bh;  // batch * q_heads, batch * kv_heads
   int64_t query_blocks, key_blocks, chunks, works;
   int64_t bias_rows;  // of the key bias: work items of a launch (4-bit), or batch * q_heads (8-bit with a mask)
-  driver::Extent statistics_grid, quantize_grid;
+  driver::Extent statistics_grid;
   // Offsets in bytes.
   int64_t q_tiles, k_tiles, v_tiles, q_scale, k_scale, k_mean, v_mean, v_scale, v_tile_scale, q_mean, lse_shift,
       partials, bias, shown_of_chunks, shown, rotated;
@@ -33,7 +33,7 @@ struct Workspace {
     works = q_bh * query_blocks;
     const int tensors = has_v_scale(product) ? 2 : 1;  // with statistics: K, and V where it is scaled
     statistics_grid = grid(kv_bh, chunks, tensors);
-    quantize_grid = grid(works + 2 * kv_bh * key_blocks);
+    grid(works + 2 * kv_bh * key_blocks);  // of the quantization
     const int64_t row_bytes = key_blocks * kKeyBlock * 4;
     bias_rows = call.has_mask() ? q_bh : 0;
     if (call.mode == k4b) bias_rows = std::clamp<int64_t>(kDeltaBytes / row_bytes, 1, works);

@@ -34,7 +34,7 @@ class Builder final : public LaunchBuilder<Workspace> {
     if (call_.has_block_mask()) prepare_lists(ListForm::in_order, choice_.one_of_two());
     if (choice_.one_pass_keys())
       one_pass();
-    else
+    else if (call_.first_token == 0)
       statistics();
     quantize();
   }
@@ -60,7 +60,7 @@ class Builder final : public LaunchBuilder<Workspace> {
   int statistics_cluster() const {
     constexpr int64_t kTokensOfBlock = 2048, kFewest = 4;
     const int64_t fewest = std::min(kFewest, workspace_.k_blocks);
-    return static_cast<int>(std::clamp<int64_t>(ceil_div(call_.kv_length, kTokensOfBlock), fewest, kMaxClusterBlocks));
+    return static_cast<int>(std::clamp<int64_t>(ceil_div(counted_tokens(), kTokensOfBlock), fewest, kMaxClusterBlocks));
   }
 
   void one_pass() {
@@ -99,6 +99,8 @@ class Builder final : public LaunchBuilder<Workspace> {
   void set_statistics(StatisticsParams& params, RunFields& fields, int cluster_blocks) const {
     bind_statistics(params, fields);
     set_key_sizes(params);
+    params.kv_length = counted_tokens();
+    params.head_room = call_.is_slice() ? kHeadRoom : 1.f;
     fields.bind(params.v_inverse, kWorkspace, workspace_.v_inverse);
     fields.bind(params.prepared, kWorkspace, workspace_.prepared);
     params.cluster_blocks = cluster_blocks;
@@ -109,6 +111,7 @@ class Builder final : public LaunchBuilder<Workspace> {
     bind_mask(params.mask, fields);
     bind(params.q, fields, kQ, call_.q);
     set_query_sizes(params);
+    if (call_.is_slice()) params.q_length = counted_tokens();
     params.score_bits = score_bits(call_.mode);
     params.rotates = rotates(call_);
     if (call_.rotate_by_head) fields.bind(params.rotated_heads, kRotatedHeads);
@@ -129,12 +132,14 @@ class Builder final : public LaunchBuilder<Workspace> {
     set_quantization(params, fields);
     if (choice_.quantizes_q()) params.q_blocks = 0;
     const int64_t of_q = int64_t(params.q_blocks) * workspace_.q_bh;
-    const int64_t of_kv = (workspace_.k_blocks + workspace_.v_blocks) * workspace_.kv_bh;
+    const int64_t of_kv = int64_t(params.k_blocks + params.v_blocks) * workspace_.kv_bh;
+    // Q is quantized without a wait for what the grid before computes: of later slices that is Q itself.
+    const bool programmatic = programmatic_ && call_.first_token == 0;
     if (only_q)
       launch("quantize_q", choice_.quantize_q_name(), grid(of_q), kQuantizeThreads, 0, params, fields, {programmatic_});
     else
       launch("quantize", choice_.quantize_name(), grid(of_q + of_kv), kQuantizeThreads, 0, params, fields,
-             {programmatic_});
+             {programmatic});
   }
 
   void set_quantization(QuantizeParams& params, RunFields& fields) const {
@@ -151,9 +156,10 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.v_rows = static_cast<int>(workspace_.v_rows);
     params.q_scale_rows = static_cast<int>(workspace_.q_scale_rows);
     params.k_scale_blocks = static_cast<int>(workspace_.k_scale_blocks);
-    params.q_blocks = static_cast<int>(workspace_.query_tiles);
-    params.k_blocks = static_cast<int>(workspace_.k_blocks);
-    params.v_blocks = static_cast<int>(workspace_.v_blocks);
+    params.first_token = static_cast<int>(call_.first_token);
+    params.q_blocks = blocks(call_.q_length, kBlockM);
+    params.k_blocks = blocks(call_.kv_length, kScaleBlock);
+    params.v_blocks = precise() ? 0 : blocks(call_.kv_length, kVTokens);
     params.q_slices = static_cast<int>(workspace_.q_bh);
     params.kv_slices = static_cast<int>(workspace_.kv_bh);
     params.smooth_v = call_.smooth_v;

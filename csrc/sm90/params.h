@@ -98,7 +98,8 @@ struct StatisticsParams {
   Strided k, v;
   float *k_mean, *v_mean, *v_scale, *v_inverse;  // (batch * kv_heads, head_dim)
   Prepared* prepared;                            // (batch * kv_heads)
-  int kv_heads, kv_length, head_dim, padding;
+  int kv_heads, kv_length, head_dim;
+  float head_room;  // how many times as large V may be elsewhere
   int smooth_v;
   int cluster_blocks;  // that share a head
 };
@@ -124,7 +125,9 @@ struct QuantizeParams {
   float* lse_shift;  // or null
   float* q_mean;     // (batch * q_heads, query tiles, head_dim): smooth Q, 4-bit only
   Prepared* prepared;
-  int q_heads, kv_heads, q_length, kv_length, head_dim, padding;
+  int* too_large;  // set to 1 when V leaves its head room; or null
+  int q_heads, kv_heads, q_length, kv_length, head_dim;
+  int first_token;  // of those that are quantized
   int row_bytes, key_row_bytes, v_rows, q_scale_rows, k_scale_blocks;
   int q_blocks, k_blocks, v_blocks;  // blocks of the grid for each of the three, in this order, per head
   int q_slices, kv_slices;           // batch * q_heads, batch * kv_heads

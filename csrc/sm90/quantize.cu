@@ -38,7 +38,8 @@ __device__ __forceinline__ void quantize_kernel(const typename Heads::Params& pa
   int block = blockIdx.x;
   if (block < params.q_blocks * params.q_slices) {
     const BatchHead bh(block / params.q_blocks, params.q_heads);
-    quantize_q<T, kLanes, typename Heads::Format, false>(params, bh, block % params.q_blocks,
+    quantize_q<T, kLanes, typename Heads::Format, false>(params, bh,
+                                                         params.first_token / kBlockM + block % params.q_blocks,
                                                          [&] { return Heads::wait_for_format(params, bh); });
     return;
   }
@@ -46,12 +47,13 @@ __device__ __forceinline__ void quantize_kernel(const typename Heads::Params& pa
   block -= params.q_blocks * params.q_slices;
   if (block < params.k_blocks * params.kv_slices) {
     const BatchHead bh(block / params.k_blocks, params.kv_heads);
-    quantize_k<T, kLanes>(params, bh, block % params.k_blocks, Heads::format(params, bh), Heads::hidden(params, bh));
+    quantize_k<T, kLanes>(params, bh, params.first_token / kScaleBlock + block % params.k_blocks,
+                          Heads::format(params, bh), Heads::hidden(params, bh));
     return;
   }
   block -= params.k_blocks * params.kv_slices;
   const BatchHead bh(block / params.v_blocks, params.kv_heads);
-  quantize_v<T, kLanes>(params, bh, block % params.v_blocks, Heads::hidden(params, bh));
+  quantize_v<T, kLanes>(params, bh, params.first_token / kVTokens + block % params.v_blocks, Heads::hidden(params, bh));
 }
 
 }  // namespace sm90

@@ -19,6 +19,18 @@ __device__ __forceinline__ unsigned quantized_word(const float (&values)[4][8], 
                    values[3][channel] * inverse);
 }
 
+// Whether E4M3 cuts one of them off. A channel that was zero where its scale comes from has an inverse of zero.
+__device__ __forceinline__ bool exceeds(const float (&values)[4][8], const float (&inverse)[8]) {
+  float largest = 0.f;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float factor = inverse[j] == 0.f ? 0x1p127f : inverse[j];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(values[i][j] * factor));
+  }
+  return largest > kMaxE4m3;
+}
+
 template <class T, int kLanes, class Hidden>
 __device__ __forceinline__ void quantize_v(const QuantizeParams& params, const BatchHead& bh, int block,
                                            const Hidden& hidden) {
@@ -57,6 +69,7 @@ __device__ __forceinline__ void quantize_v(const QuantizeParams& params, const B
     }
 #pragma unroll
     for (int j = 0; j < 8; ++j) tile[channel + j][word] = quantized_word(values, inverse[j], j);
+    if (params.too_large && exceeds(values, inverse)) *params.too_large = 1;
   }
   __syncthreads();
   const int position = block * kVTokens + 4 * lane;

@@ -242,7 +242,8 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
     params.k_mean[index] = total[kSumK] / k_tokens();
     if constexpr (kWithV) {
       store_value_factors(params, index,
-                          value_factors<T>(total[kSumV], total[kMaxV], total[kMaxNegatedV], tokens(), params.smooth_v));
+                          value_factors<T>(total[kSumV], total[kMaxV], total[kMaxNegatedV], tokens(), params.smooth_v,
+                                           params.head_room));
     }
   }
   cluster_sync();  // no block leaves while its shared memory may be read

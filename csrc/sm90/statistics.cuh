@@ -2,13 +2,13 @@
 // have always the same order, so that repeated runs are equal bit by bit.
 #pragma once
 
+#include "common/e4m3.cuh"
 #include "common/elements.cuh"
 #include "sm90/cluster.cuh"
 
 namespace sm90 {
 
 constexpr int kStatisticsWarps = kStatisticsThreads / 32;
-constexpr float kMaxE4m3 = 448.f;
 
 enum Statistic { kSumK, kSumV, kMaxV, kMaxNegatedV, kStatistics };
 
@@ -33,9 +33,9 @@ struct ValueFactors {
 // Over so many `tokens`, an int or a float.
 template <class T, class Count>
 __device__ __forceinline__ ValueFactors value_factors(float sum, float max, float max_negated, Count tokens,
-                                                      bool smooth) {
+                                                      bool smooth, float head_room = 1.f) {
   const float mean = smooth ? sum / tokens : 0.f;
-  const float amax = storable_amax<T>(max_nan(max - mean, max_negated + mean), mean);
+  const float amax = head_room * storable_amax<T>(max_nan(max - mean, max_negated + mean), mean);
   // The quotient of a smaller magnitude is infinite: such a channel is quantized to zeros.
   return {mean, amax / kMaxE4m3, amax < 1.32e-36f ? 0.f : kMaxE4m3 / amax};
 }

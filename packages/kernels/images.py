@@ -17,6 +17,7 @@ block_lists = _kernels.block_lists
 block_score_plan = _kernels.block_score_plan
 capabilities = _kernels.capabilities
 driver_version = _kernels.driver_version
+least_sliced_tokens = _kernels.least_sliced_tokens
 minimum_driver = _kernels.minimum_driver
 minimum_driver_version = _kernels.minimum_driver_version
 modes = _kernels.modes
@@ -26,6 +27,7 @@ pv_accumulators = _kernels.pv_accumulators
 pv_formats = _kernels.pv_formats
 rotates_as_given = _kernels.rotates_as_given
 rotates_by_head = _kernels.rotates_by_head
+slice_multiple = _kernels.slice_multiple
 target = _kernels.target
 toolchain = _kernels.toolchain
 
@@ -39,6 +41,7 @@ __all__ = [
     "block_score_plan",
     "capabilities",
     "driver_version",
+    "least_sliced_tokens",
     "minimum_driver",
     "minimum_driver_version",
     "modes",
@@ -48,6 +51,7 @@ __all__ = [
     "pv_formats",
     "rotates_as_given",
     "rotates_by_head",
+    "slice_multiple",
     "target",
     "toolchain",
     "version",

@@ -74,6 +74,62 @@ for head_dim in (64, 128, 256):
             assert all("_causal" in name for name in dense) == (causal or not dense)
 
 
+SLICED = "q_heads=4, kv_heads=2, q_length=9000, kv_length=9000, head_dim=128, causal=False, mode=8"
+
+
+@pytest.mark.parametrize("rotate", ["", ", rotate=True, rotate_by_head=True", ", rotate=True, rotate_as_given=True"])
+def test_slices_are_prepared_one_by_one(kernels: Binding, architecture: kernel_table.Architecture, rotate: str) -> None:
+    """The first with its statistics; later ones wait for the kernel before them, which has made them."""
+    pv = 1 if architecture.name == "sm90" else 3
+    kernels.run(f"""{LOGGED}
+wanted = dict(call, {SLICED}{rotate}, pv={pv})
+whole = [line.split()[0] for line in logged(phase=1, addresses=dict(out=0), **wanted)["cuLaunchKernelEx"]]
+assert len(whole) >= 2
+for first, tokens in ((0, 4096), (4096, 4096), (8192, 808)):
+    fields = dict(wanted, first_token=first, slice_tokens=tokens)
+    assert kernels.plan(**fields).workspace_bytes == kernels.plan(**wanted).workspace_bytes
+    launched = logged(phase=1, addresses=dict(out=0, nonfinite=32), **fields)["cuLaunchKernelEx"]
+    assert [line.split()[0] for line in launched] == (whole[-1:] if first else whole)
+    queries, keys = -(-tokens // 128), -(-tokens // 64)
+    values = queries if {pv} == 1 else keys
+    assert f" grid {{8 * queries + 4 * (keys + values)}},1,1 " in launched[-1], launched[-1]
+    if first:
+        assert " attribute " not in launched[-1], launched[-1]
+""")
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ("first_token=100, slice_tokens=100", "must begin and end at a multiple of 128 tokens"),
+        ("first_token=128, slice_tokens=100", "must begin and end at a multiple of 128 tokens"),
+        ("first_token=8960, slice_tokens=41", "slice_tokens must be from 1 to 40, got 41"),
+        ("first_token=128", "first_token must be from 0 to 0, got 128"),
+        ("slice_tokens=128, mask_element=1, mask_key_stride=1", "without masks of at least 8192 tokens"),
+        ("slice_tokens=128, q_length=8000, kv_length=8000", "without masks of at least 8192 tokens"),
+        ("slice_tokens=128, mode=16, pv=0", "must be of self-attention in mode 8"),
+    ],
+)
+def test_what_is_no_slice_is_refused(kernels: Binding, fields: str, error: str) -> None:
+    output = kernels.run(f"""
+pv = 1 if "fp8" in kernels.pv_formats and kernels.architecture == "sm90" else 3
+attempt(kernels.plan, **{{**dict(call, {SLICED}, pv=pv), **dict({fields})}})
+""")
+    assert output.startswith("ValueError: ") and error in output
+
+
+def test_the_plan_of_a_slice_computes_nothing_else(kernels: Binding) -> None:
+    output = kernels.run(f"""
+pv = 1 if kernels.architecture == "sm90" else 3
+fields = dict({SLICED}, pv=pv, slice_tokens=4096)
+for phase in (0, 2):
+    attempt(enqueue, phase, dict(nonfinite=32), **fields)
+attempt(enqueue, 1, dict(out=0), **fields)
+""")
+    assert output.count("phase must be 1 (preparation) for the plan of a slice") == 2
+    assert "nonfinite must be an address, got 0" in output
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -16,10 +16,30 @@ NO_ROTATED_HEADS = "[SA-214] it neither takes nor gives the rotated heads: leave
 
 # The output in the layout of the options, and the LSE (B, Hq, Nq) float32 when they ask for it, else None.
 Result = tuple[torch.Tensor, torch.Tensor | None]
+NO_SLICES = "[SA-324] only calls in 8b without a mask, and with V in 8 bits, are quantized in slices"
 # Ends a call whose q, k and v are quantized.
 Attend = Callable[[], Result]
 # A requirement on calls: None when it holds, else the reason in words for the user.
 Constraint = Callable[[CallSignature], str | None]
+
+
+class Slices(ABC):
+    """A call whose q, k and v come one after another in slices of their tokens, so that they never exist as wholes.
+
+    K's mean, V's scale and which heads are rotated are those of the first slice, V's with head room.
+    """
+
+    @abstractmethod
+    def add(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Take in the next tokens, a multiple of 128 but for the last ones; nothing of them is kept.
+
+        q, k, v: in the layout of the options, of as many tokens each. ValueError for calls that take no slices, which
+            are the same for all slices of a signature.
+        """
+
+    @abstractmethod
+    def attend(self) -> Result:
+        """The result, once all tokens are there; ends the call."""
 
 
 class BoundCall(ABC):
@@ -71,6 +91,14 @@ class BoundCall(ABC):
             memory for the output. None when the call is for `run`: nothing was done.
         """
         return None
+
+    def begin_slices(self, optional: OptionalTensors) -> Slices | str:
+        """Begin a call in slices, or why there can be none, in words for the user.
+
+        optional: with `nonfinite`, which is set too where a slice of V leaves the head room of the first. The result is
+            wrong then, and the call has to be made as a whole.
+        """
+        return NO_SLICES
 
 
 class Backend(ABC):

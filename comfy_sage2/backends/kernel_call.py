@@ -7,7 +7,8 @@ cannot read in place, by its strides or its address, is copied; each set of copi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -15,10 +16,10 @@ import torch
 
 from ..call.signature import CallSignature, TensorForm
 from ..call.tensors import NO_TENSORS, OptionalTensors
-from .base import BoundCall, Result
+from .base import BoundCall, Result, Slices
 from .launches import Launches
-from .module_plan import ATTENTION, PREQUANTIZATION, Strides, Views
-from .readable import ALIGNMENT, is_readable, padded_channels, readable_copy
+from .module_plan import ATTENTION, PREQUANTIZATION, Fields, Strides, Views
+from .readable import ALIGNMENT, is_readable, padded_channels, readable, readable_copy
 
 # Mask elements below half of float32's lowest number in units of log2 are cut to it; as natural logarithms:
 _MASKS_BEYOND_LOG2 = (torch.bfloat16, torch.float32)
@@ -37,6 +38,7 @@ class KernelCall(BoundCall):
         self._lse_shape = lse_shape if signature.options.return_lse else None
         # By which of q, k and v are copied.
         self._launches: dict[tuple[bool, ...], Launches] = {}
+        self._slices: dict[Hashable, Launches] = {}
         self.takes_reshaped = self._lse_shape is None and not any(self._unreadable) and self.out_shape[3] == head_dim
         self._launches[self._unreadable] = self._make(self._unreadable)
 
@@ -49,7 +51,7 @@ class KernelCall(BoundCall):
         """As `BoundCall.run`; ValueError from a module that refuses the call after all."""
         launches, q, k, v = self._readable(q, k, v)
         out = q.new_empty(self.out_shape)
-        lse = None if self._lse_shape is None else q.new_empty(self._lse_shape, dtype=torch.float32)
+        lse = self.empty_lse(q)
         launches, workspace = launches.with_workspace(q)
         launches.enqueue((q.data_ptr(), k.data_ptr(), v.data_ptr()), optional, out, lse, workspace)
         return self.finished(out, lse)
@@ -82,13 +84,35 @@ class KernelCall(BoundCall):
         if in_parts.released_bytes > in_parts.workspace_bytes:
             return None
         launches = in_parts.whole
-        lse = None if self._lse_shape is None else q.new_empty(self._lse_shape, dtype=torch.float32)
+        lse = self.empty_lse(q)
         workspace = torch.empty(launches.workspace_bytes, dtype=torch.uint8, device=q.device)
         addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr())
         launches.enqueue(addresses, optional, None, lse, workspace, PREQUANTIZATION)
         reads = launches.parts[0].plan.attention_reads
         kept = tuple(tensor if name in reads else None for name, tensor in zip("qkv", (q, k, v), strict=True))
         return Prequantized(self, launches, kept, optional, lse, workspace)
+
+    def begin_slices(self, optional: OptionalTensors) -> Slices | str:
+        if not hasattr(self._module, "slice_multiple"):
+            return "[SA-324] these kernels are older than 6.0.0, which quantize in slices"
+        return KernelSlices(self, optional)
+
+    @property
+    def whole(self) -> Launches:
+        """The launches of the call in one part."""
+        return self._launches[self._unreadable].whole
+
+    def launches_of_slice(self, first: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Launches:
+        """Those that quantize the slice from token `first` on. ValueError where the module takes no such slices."""
+        layout = self.signature.layout
+        key = first, q.shape, q.stride(), k.stride(), v.stride()
+        launches = self._slices.get(key)
+        if launches is None:
+            of_q, of_k, of_v = (_bhnd(tensor.stride(), layout) for tensor in (q, k, v))
+            views = Views(of_q, of_k, of_v, _contiguous(self.out_shape, layout))
+            fields: Fields = {"first_token": first, "slice_tokens": q.shape[layout.index("N")]}
+            launches = self._slices[key] = Launches(self._module, self.signature, views, sys.maxsize, fields)
+        return launches
 
     def _readable(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -126,6 +150,10 @@ class KernelCall(BoundCall):
         )
         return Launches(self._module, signature, views)
 
+    def empty_lse(self, like: torch.Tensor) -> torch.Tensor | None:
+        """Memory for the LSE on the device of `like`, where the options ask for it."""
+        return None if self._lse_shape is None else like.new_empty(self._lse_shape, dtype=torch.float32)
+
     def finished(self, out: torch.Tensor, lse: torch.Tensor | None) -> Result:
         """The result from what the kernels wrote."""
         if lse is not None and self.signature.mask_dtype in _MASKS_BEYOND_LOG2:
@@ -154,6 +182,30 @@ class Prequantized:
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in self.qkv]
         self.launches.enqueue(addresses, self.optional, out, self.lse, self.workspace, ATTENTION)
         return self.call.finished(out, self.lse)
+
+
+class KernelSlices(Slices):
+    """A call whose workspace is there from the first slice on."""
+
+    def __init__(self, call: KernelCall, optional: OptionalTensors) -> None:
+        self._call, self._optional = call, optional
+        self._taken = 0  # tokens
+        self._workspace: torch.Tensor | None = None
+
+    def add(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        q, k, v = readable(q), readable(k), readable(v)
+        launches = self._call.launches_of_slice(self._taken, q, k, v)
+        if self._workspace is None:
+            self._workspace = q.new_empty(launches.workspace_bytes, dtype=torch.uint8)
+        addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        launches.enqueue(addresses, self._optional, None, None, self._workspace, PREQUANTIZATION)
+        self._taken += q.shape[self._call.signature.layout.index("N")]
+
+    def attend(self) -> Result:
+        assert self._workspace is not None
+        workspace, self._workspace = self._workspace, None
+        lse = self._call.empty_lse(workspace)
+        return Prequantized(self._call, self._call.whole, (None, None, None), self._optional, lse, workspace)()
 
 
 def cut_lse(lse: torch.Tensor, mask_dtype: torch.dtype) -> None:

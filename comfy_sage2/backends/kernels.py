@@ -15,7 +15,7 @@ from ..call.signature import CallSignature
 from ..kernels import loader
 from ..options import AUTO, EXACT
 from . import self_test
-from .base import Attend, Backend, BoundCall, Result
+from .base import Attend, Backend, BoundCall, Result, Slices
 from .constraints import LENGTH, capability_is, on_cuda, option_is, precise
 from .kernel_call import KernelCall
 from .self_test_calls import Variant
@@ -174,6 +174,9 @@ class _Untested(BoundCall):
 
     def prequantize(self, *tensors: Any) -> Attend | None:
         return self._tested().prequantize(*tensors)
+
+    def begin_slices(self, *tensors: Any) -> Slices | str:
+        return self._tested().begin_slices(*tensors)
 
     def _tested(self) -> KernelCall:
         self._backend.require_tested(self._signature)

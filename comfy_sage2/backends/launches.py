@@ -17,7 +17,7 @@ import torch
 
 from ..call.signature import CallSignature
 from ..call.tensors import OptionalTensors
-from .module_plan import WHOLE_CALL, Views, plan_fields
+from .module_plan import WHOLE_CALL, Fields, Views, plan_fields
 
 # Scratch memory of a call, where single heads need no more: so many bytes, or this share of the output if that is more.
 # With torch's rounding, the peak is at most 64 MiB above the output, or 1.12 times as much.
@@ -48,10 +48,22 @@ class Launches:
         workspace_bytes: of scratch memory that `enqueue` needs.
     """
 
-    def __init__(self, module: ModuleType, signature: CallSignature, views: Views, bound: int | None = None) -> None:
-        """bound: of `workspace_bytes`, where single heads need no more; None for `workspace_bound`."""
+    def __init__(
+        self,
+        module: ModuleType,
+        signature: CallSignature,
+        views: Views,
+        bound: int | None = None,
+        further: Fields | None = None,
+    ) -> None:
+        """
+        Args:
+            bound: of `workspace_bytes`, where single heads need no more; None for `workspace_bound`.
+            further: fields of the plans.
+        """
         self._module, self._signature, self._views = module, signature, views
-        self.parts = parts_of(module, signature, views, workspace_bound(signature) if bound is None else bound)
+        bound = workspace_bound(signature) if bound is None else bound
+        self.parts = parts_of(module, signature, views, bound, further or {})
         self.workspace_bytes: int = max(part.plan.workspace_bytes for part in self.parts)
 
     @cached_property
@@ -139,7 +151,9 @@ def workspace_bound(signature: CallSignature) -> int:
     return bound + _CORRECTION if signature.options.mode == "4b" else bound
 
 
-def parts_of(module: ModuleType, signature: CallSignature, views: Views, bound: int) -> tuple[Part, ...]:
+def parts_of(
+    module: ModuleType, signature: CallSignature, views: Views, bound: int, further: Fields
+) -> tuple[Part, ...]:
     """The parts of a call by `module`: the fastest with at most `bound` bytes of workspace, else the smallest.
 
     Blocks of queries run in waves over the GPU, and a part whose last wave is not full takes as long as if it were. Of
@@ -150,7 +164,7 @@ def parts_of(module: ModuleType, signature: CallSignature, views: Views, bound: 
 
     @cache
     def plan_of(entries: int, kv_heads: int) -> Any:
-        return module.plan(**plan_fields(signature, views, entries, kv_heads))
+        return module.plan(**plan_fields(signature, views, entries, kv_heads), **further)
 
     def split(entries: int, kv_heads: int) -> list[tuple[range, range]]:
         return [

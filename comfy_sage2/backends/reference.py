@@ -16,8 +16,8 @@ from ..reference.attention import reference_attention
 from ..reference.exact import exact_attention
 from ..reference.hidden_keys import hidden_keys
 from ..reference.options import ReferenceOptions
-from ..reference.preparation import heads_that_gain
-from .base import Backend, BoundCall, BoundTensors, Constraint, Result, empty_output, flag_nonfinite
+from ..reference.preparation import heads_that_gain, leaves_head_room
+from .base import NO_SLICES, Backend, BoundCall, BoundTensors, Constraint, Result, Slices, empty_output, flag_nonfinite
 from .constraints import option_is
 
 
@@ -53,6 +53,17 @@ class ReferenceBackend(Backend):
 
 
 class ReferenceCall(BoundTensors):
+    def __init__(self, signature: CallSignature, slice_tokens: int | None = None) -> None:
+        """slice_tokens: as `ReferenceOptions` have it."""
+        super().__init__(signature)
+        self._slice_tokens = slice_tokens
+
+    def begin_slices(self, optional: OptionalTensors) -> Slices | str:
+        options = self._signature.options
+        if options.mode != "8b" or options.pv == "fp16" or self._signature.attn_mask is not None:
+            return NO_SLICES
+        return ReferenceSlices(self._signature, optional)
+
     def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
         signature, options = self._signature, self._signature.options
         mask = mask_4d(optional.attn_mask)
@@ -64,7 +75,7 @@ class ReferenceCall(BoundTensors):
         if options.mode == EXACT:
             result, lse = exact_attention(q, k, v, **arguments, dtype=torch.float32)
         else:
-            numerics = ReferenceOptions.of(options, dtype=q.dtype)
+            numerics = replace(ReferenceOptions.of(options, dtype=q.dtype), slice_tokens=self._slice_tokens)
             rotated = optional.rotated_heads
             if rotated is not None and options.rotate == AUTO:
                 rotated.copy_(heads_that_gain(q, k, numerics, hidden_keys(mask)))
@@ -76,6 +87,25 @@ class ReferenceCall(BoundTensors):
         out = empty_output(q, options.layout).copy_(result)
         if optional.nonfinite is not None:
             flag_nonfinite(out, optional.nonfinite)
+            if self._slice_tokens is not None:
+                optional.nonfinite.bitwise_or_(leaves_head_room(v, numerics))
         if lists is not None:
             lists.flag_invalid()
         return out, lse if options.return_lse else None
+
+
+class ReferenceSlices(Slices):
+    """Keeps the slices as they are: their numbers are those of the kernels, and the memory is not."""
+
+    def __init__(self, signature: CallSignature, optional: OptionalTensors) -> None:
+        self._signature, self._optional = signature, optional
+        self._slices: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+    def add(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        self._slices.append((q, k, v))
+
+    def attend(self) -> Result:
+        tokens = self._signature.layout.index("N")
+        first = self._slices[0][0].shape[tokens]
+        q, k, v = (torch.cat(slices, dim=tokens) for slices in zip(*self._slices, strict=True))
+        return ReferenceCall(self._signature, first).run(q, k, v, self._optional)

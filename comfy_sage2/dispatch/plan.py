@@ -41,11 +41,22 @@ class CallPlan:
         backend: who computes them.
         reason: why another attention replaces the mode that was asked for, or which faster one does not.
         work_key: of the signature.
-        run, prequantize: as of `BoundCall`; the tensors are of the signature, in the layout of its options.
+        run, prequantize, begin_slices: as of `BoundCall`; tensors are of the signature, in the layout of its options.
         run_reshaped: as of `BoundCall`; None where the backend has none.
     """
 
-    __slots__ = ("_call", "backend", "options", "prequantize", "reason", "run", "run_reshaped", "signature", "work_key")
+    __slots__ = (
+        "_call",
+        "backend",
+        "begin_slices",
+        "options",
+        "prequantize",
+        "reason",
+        "run",
+        "run_reshaped",
+        "signature",
+        "work_key",
+    )
 
     def __init__(self, signature: CallSignature, backend: Backend, reason: str | None = None) -> None:
         """`backend` has no reason against `signature`."""
@@ -57,6 +68,7 @@ class CallPlan:
         call = self._call = hidden_keys.bind(backend, self.signature)
         self.run = call.run
         self.prequantize = call.prequantize
+        self.begin_slices = call.begin_slices
         self.run_reshaped = call.run_reshaped if call.takes_reshaped else None
 
     @property
@@ -72,6 +84,12 @@ class CallPlan:
         """
         scratch = self._call.scratch_bytes
         return None if scratch is None else self.plain_bytes + scratch[released]
+
+    @property
+    def sliced_bytes(self) -> int | None:
+        """Memory of a call in slices at its peak: the output and scratch memory for all of q, k and v."""
+        scratch = self._call.scratch_bytes  # as the output is made when these are gone
+        return None if scratch is None else 2 * self.signature.q.nbytes + scratch[True]
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,6 +34,9 @@ def quantize_groups(x: torch.Tensor, groups: torch.Tensor, number_format: Number
 
 # The smallest scale of a tile of V: what lies below it is not seen beside the channel's largest.
 _SMALLEST_TILE_SCALE = 2.0**-20
+# How many times as large as in the counted tokens V may be elsewhere, by formats with a scale a tile and by others: a
+# float format loses nothing by so much room. As in csrc/attention_call.h.
+HEAD_ROOM, TILE_HEAD_ROOM = 16.0, 4.0
 
 
 def quantize_channels(
@@ -43,23 +46,27 @@ def quantize_channels(
     *,
     powers_of_two: bool = False,
     tile: int | None = None,
+    counted: int | None = None,
 ) -> Quantized:
     """Quantize V (B, H, N, D) float32 with one scale a channel over all tokens; `scale` is (B, H, 1, D).
 
     `maximum` scales to less than the format's range, as a half-precision accumulator needs. powers_of_two: scales are
     rounded up to such, so that elements of a float format keep their bits. tile: this many tokens share a second scale,
-    one for all channels: their largest relative to the channels' largest. `values` contain it.
+    one for all channels: their largest relative to the channels' largest. `values` contain it. counted: the scale is
+    that of so many first tokens, with head room for the others.
     """
     limit = number_format.maximum if maximum is None else maximum
     if limit is None:
         return Quantized(number_format.round(x), torch.ones_like(x[:, :, :1]))
-    scale = (x.abs().amax(dim=2, keepdim=True) / limit).clamp_(min=torch.finfo(torch.float32).tiny)
+    scale = (x[:, :, :counted].abs().amax(dim=2, keepdim=True) / limit).clamp_(min=torch.finfo(torch.float32).tiny)
+    if counted is not None and tile is None:
+        scale *= HEAD_ROOM
     if powers_of_two:
         scale = scale.log2().ceil().exp2()
     if tile is None:
         return Quantized(number_format.round(x / scale), scale)
     tile_scale = _largest_of_tiles(x / scale, tile) / limit
-    tile_scale.clamp_(_SMALLEST_TILE_SCALE, 1.0)
+    tile_scale.clamp_(_SMALLEST_TILE_SCALE, 1.0 if counted is None else TILE_HEAD_ROOM)
     return Quantized(number_format.round(x / scale / tile_scale) * tile_scale, scale)
 
 

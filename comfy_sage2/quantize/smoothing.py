@@ -26,17 +26,20 @@ def sampled_tokens(length: int, count: int = SAMPLED_TOKENS, device: torch.devic
 
 
 def smooth_tokens(
-    x: torch.Tensor, hidden: torch.Tensor | None = None, sampled: int | None = None
+    x: torch.Tensor, hidden: torch.Tensor | None = None, sampled: int | None = None, counted: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Smooth K or V: (B, H, N, D) -> the centered tensor and the mean over its tokens (B, H, 1, D), float32.
 
     hidden: None, or bool (B | 1, N): tokens that are left out of the mean, and become zeros. Some token is not hidden.
     sampled: the mean is that of so many tokens, None of all; with `hidden` always of all that are not hidden.
+    counted: without `hidden`, the mean is one of so many first tokens.
     """
     x = x.float()
     if hidden is None:
-        # index_select gives the same order in memory, and so the same sum, for every layout of x.
-        tokens = x if sampled is None else x.index_select(2, sampled_tokens(x.shape[2], sampled, x.device))
+        tokens = x[:, :, :counted]
+        if sampled is not None:
+            # index_select gives the same order in memory, and so the same sum, for every layout of x.
+            tokens = tokens.index_select(2, sampled_tokens(tokens.shape[2], sampled, x.device))
         mean = tokens.mean(dim=2, keepdim=True)
         return x - mean, mean
     shown = (~hidden).sum(dim=1).view(-1, 1, 1, 1)

@@ -31,6 +31,8 @@ class ReferenceOptions:
     smooth_q, smooth_k, smooth_v: sections 3.1 and 3.4.
     k_mean_tokens: K's mean is that of so many tokens spread over the sequence (`quantize.smoothing.sampled_tokens`),
         None: of all, as in the paper. Where a mask may hide keys it is that of all others.
+    slice_tokens: K's and V's means, V's scale and the choice of rotated heads are those of so many first tokens, as
+        where q, k and v are quantized in slices; None: of all. Without a mask.
     rotate: multiply Q and K by a Hadamard matrix after smoothing (`quantize.rotation`); None: in the heads that the
         call names, or else in those that gain (`quantize.rotation_choice`). In INT4 rotated heads are INT4_CLIPPED,
         with a scale for each token of Q whatever `groups` says of Q, if `clip_rotated`.
@@ -53,6 +55,7 @@ class ReferenceOptions:
     smooth_q: bool = False
     smooth_k: bool = True
     k_mean_tokens: int | None = None
+    slice_tokens: int | None = None
     smooth_v: bool = False
     rotate: bool | None = False
     clip_rotated: bool = False

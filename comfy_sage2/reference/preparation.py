@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import pad
 
 from ..quantize.groups import key_groups, query_groups
-from ..quantize.quantizers import Quantized, quantize_channels, quantize_groups
+from ..quantize.quantizers import HEAD_ROOM, TILE_HEAD_ROOM, Quantized, quantize_channels, quantize_groups
 from ..quantize.rotation import rotate, rotation_size
 from ..quantize.rotation_choice import rotation_gains
 from ..quantize.smoothing import smooth_blocks, smooth_tokens, without_hidden
@@ -53,9 +53,9 @@ def prepare(
     if options.smooth_q:
         q, q_block_means = smooth_blocks(q, options.groups.block_q)
     if options.smooth_k:
-        k, k_mean = smooth_tokens(k, hidden, options.k_mean_tokens)
+        k, k_mean = smooth_tokens(k, hidden, options.k_mean_tokens, options.slice_tokens)
     if options.smooth_v:
-        v, v_mean = smooth_tokens(v, hidden)
+        v, v_mean = smooth_tokens(v, hidden, counted=options.slice_tokens)
     k, v = without_hidden(k, hidden), without_hidden(v, hidden)
     plain, rotated = options.of_heads(rotated=False), options.of_heads(rotated=True)
     if options.rotate is None:
@@ -69,7 +69,12 @@ def prepare(
         q=q_quantized,
         k=k_quantized,
         v=quantize_channels(
-            v, options.v_format, options.v_maximum, powers_of_two=options.v_powers_of_two, tile=options.v_tile
+            v,
+            options.v_format,
+            options.v_maximum,
+            powers_of_two=options.v_powers_of_two,
+            tile=options.v_tile,
+            counted=options.slice_tokens,
         ),
         k_smooth=k,
         q_block_means=q_block_means,
@@ -87,8 +92,17 @@ def heads_that_gain(
     """
     k = k.float()
     if options.smooth_k:
-        k, _ = smooth_tokens(k, hidden, options.k_mean_tokens)
+        k, _ = smooth_tokens(k, hidden, options.k_mean_tokens, options.slice_tokens)
     return _gains(q.float(), without_hidden(k, hidden), options, hidden)
+
+
+def leaves_head_room(v: torch.Tensor, options: ReferenceOptions) -> torch.Tensor:
+    """Whether V (B, H, N, D) is too large somewhere for the scale of its first `slice_tokens`: bool ()."""
+    v = v.float()
+    if options.smooth_v:
+        v, _ = smooth_tokens(v, counted=options.slice_tokens)
+    first = v[:, :, : options.slice_tokens].abs().amax(dim=2, keepdim=True)
+    return (v.abs() > first * (HEAD_ROOM if options.v_tile is None else TILE_HEAD_ROOM)).any()
 
 
 def _gains(
@@ -96,8 +110,8 @@ def _gains(
 ) -> torch.Tensor:
     plain, rotated = options.of_heads(rotated=False), options.of_heads(rotated=True)
     return rotation_gains(
-        q,
-        k_smooth,
+        q[:, :, : options.slice_tokens],
+        k_smooth[:, :, : options.slice_tokens],
         (plain.qk_format, rotated.qk_format),
         (plain.groups, rotated.groups),
         smooth_q=options.smooth_q,

@@ -159,7 +159,7 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.first_token = static_cast<int>(call_.first_token);
     params.q_blocks = blocks(call_.q_length, kBlockM);
     params.k_blocks = blocks(call_.kv_length, kScaleBlock);
-    params.v_blocks = precise() ? 0 : blocks(call_.kv_length, kVTokens);
+    params.v_blocks = choice_.precise() ? 0 : blocks(call_.kv_length, kVTokens);
     params.q_slices = static_cast<int>(workspace_.q_bh);
     params.kv_slices = static_cast<int>(workspace_.kv_bh);
     params.smooth_v = call_.smooth_v;

@@ -1,0 +1,170 @@
+"""Calls whose q, k and v come in slices of their tokens: their numerics, and how they reach a kernel module."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from attention_oracle import oracle, relative_l1
+from recorder import kernel_call, misaligned
+from reference_module import ReferenceModule
+
+from comfy_sage2.backends import launches
+from comfy_sage2.backends.base import Slices
+from comfy_sage2.backends.module_plan import PREQUANTIZATION
+from comfy_sage2.call.signature import CallSignature, Routing
+from comfy_sage2.call.tensors import OptionalTensors
+from comfy_sage2.dispatch.plan import CallPlan, plan
+from comfy_sage2.options import AttentionOptions
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+SLICE = 256
+
+
+def feed(slices: Slices | str, tensors: Tensors, axis: int = 2) -> torch.Tensor:
+    """The output of these tensors in slices."""
+    assert isinstance(slices, Slices), slices
+    for parts in zip(*(tensor.split(SLICE, axis) for tensor in tensors), strict=True):
+        slices.add(*parts)
+    return slices.attend()[0]
+
+
+def by_reference(tensors: Tensors, flags: torch.Tensor | None = None, **choices: Any) -> tuple[torch.Tensor, int]:
+    """The output in slices, and whether the flag was set."""
+    nonfinite = torch.zeros(1, dtype=torch.int32)
+    optional = OptionalTensors(nonfinite=nonfinite, rotated_heads=flags)
+    planned = plan(CallSignature.of(*tensors, AttentionOptions(**choices), optional, Routing("reference")))
+    assert isinstance(planned, CallPlan)
+    return feed(planned.begin_slices(optional), tensors), int(nonfinite)
+
+
+def kinds() -> dict[str, Tensors]:
+    """q of 4 heads, k and v of 2, whose slices are not alike: of text, sound and a video, say."""
+    q, k, v = (torch.randn(2, heads, 900, 64) for heads in (4, 2, 2))
+    channels = 6.0 * torch.randn(2, 2, 1, 64)
+    drifts = torch.linspace(0.3, 3.0, 900)[:, None]
+    return {"normal": (q, k, v), "loud channels": (q, k + channels, v), "growing": (q, k * drifts, v * drifts)}
+
+
+# In INT8 V of "growing" leaves its head room.
+@pytest.mark.parametrize(
+    ("pv", "kind"),
+    [("fp8", "normal"), ("fp8", "loud channels"), ("fp8", "growing"), ("int8", "normal"), ("int8", "loud channels")],
+)
+@pytest.mark.parametrize("rotate", ["off", "auto"])
+def test_slices_are_as_exact_as_the_whole(pv: str, rotate: str, kind: str, fresh_seed: int) -> None:
+    tensors = kinds()[kind]
+    exact, _ = oracle(*tensors)
+    choices: dict[str, Any] = {"pv": pv, "rotate": rotate}
+    out, flag = by_reference(tensors, **choices)
+    planned = plan(CallSignature.of(*tensors, AttentionOptions(**choices), routing=Routing("reference")))
+    assert isinstance(planned, CallPlan) and not flag
+    assert relative_l1(out, exact) <= 1.1 * relative_l1(planned.run(*tensors)[0], exact)
+
+
+@pytest.mark.parametrize(("pv", "room"), [("fp8", 16.0), ("int8", 4.0)])
+def test_values_that_leave_the_head_room_of_the_first_slice_are_told(pv: str, room: float) -> None:
+    for larger in (0.98, 1.02):
+        q, k, v = torch.randn(3, 1, 2, 600, 64).unbind()
+        v[0, 1, 555, 7] = -larger * room * v[0, 1, :SLICE, 7].abs().max()
+        _, flag = by_reference((q, k, v), pv=pv)
+        assert bool(flag) == (larger > 1.0)
+
+
+def test_the_first_slice_chooses_the_heads_to_rotate() -> None:
+    q, k, v = torch.randn(3, 1, 2, 600, 64).unbind()
+    q[:, 1, :SLICE, 5] *= 40.0  # a loud channel, which rotation spreads
+    told = torch.zeros(1, 2, dtype=torch.int32)
+    by_first = by_reference((q, k, v), told, rotate="auto")[0]
+    assert told.tolist() == [[0, 1]]
+    assert torch.equal(by_reference((q, k, v), told, rotate="given")[0], by_first)
+
+
+@pytest.mark.parametrize("choices", [{"mode": "precise"}, {"mode": "4b"}, {"pv": "fp16"}], ids=str)
+def test_other_calls_take_no_slices(choices: dict[str, Any]) -> None:
+    q, k, v = torch.randn(3, 1, 2, 64, 64).unbind()
+    planned = plan(CallSignature.of(q, k, v, AttentionOptions(**choices), routing=Routing("reference")))
+    assert isinstance(planned, CallPlan)
+    assert str(planned.begin_slices(OptionalTensors())).startswith("[SA-324]")
+
+
+class Sliced(ReferenceModule):
+    """Its preparations copy what they are given of a slice, and its attention phase computes the whole of that."""
+
+    slice_multiple = 128
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slices: list[dict[str, Any]] = []
+
+    def compute(self, fields: dict[str, Any]) -> None:
+        if fields["phase"] == PREQUANTIZATION:
+            lengths = dict.fromkeys(("q_length", "kv_length"), fields["slice_tokens"])
+            copies = {f"copy of {name}": self.tensor(name, {**fields, **lengths}).clone() for name in "qkv"}
+            self.slices.append({**fields, **copies})
+            return
+        assert not any(fields[name] for name in "qkv")
+        for name in "qkv":
+            whole = torch.cat([part[f"copy of {name}"] for part in self.slices], dim=2)
+            fields[name] = whole.data_ptr()
+            fields |= {
+                f"{name}_{axis}_stride": step
+                for axis, step in zip(("batch", "head", "token"), whole.stride(), strict=False)
+            }
+            setattr(self, name, whole)
+        super().compute(fields)
+
+
+@pytest.fixture(autouse=True)
+def stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "current_stream", lambda device: 7)
+
+
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+@pytest.mark.parametrize("length", [512, 600])
+def test_slices_lie_where_they_are_read(layout: str, length: int) -> None:
+    """As views of a projection; those that cannot be read in place are copied."""
+    module, axis = Sliced(), layout.index("N")
+    fused = torch.randn(2, length, 3, 4, 64).half()
+    q, k, v = (x if layout == "BNHD" else x.transpose(1, 2) for x in fused.unbind(2))
+    nonfinite = torch.zeros(1, dtype=torch.int32)
+    # Planned for tensors of the whole that have no memory, as who makes slices has none of that size.
+    form = q.narrow(axis, 0, 1).expand(q.shape)
+    call = kernel_call(module, form, form, form, layout=layout)
+    slices = call.begin_slices(OptionalTensors(nonfinite=nonfinite))
+    assert isinstance(slices, Slices)
+    starts = list(range(0, length, SLICE))
+    for start in starts:
+        part = slice(start, start + SLICE)
+        views = [x[:, part] if layout == "BNHD" else x[:, :, part] for x in (q, k, v)]
+        if start:
+            views[1] = misaligned(*views[1].shape).copy_(views[1])
+        slices.add(*views)
+        told = module.slices[-1]
+        assert (told["first_token"], told["slice_tokens"]) == (start, min(SLICE, length - start))
+        assert told["q"] == views[0].data_ptr() and told["nonfinite"] == nonfinite.data_ptr()
+        assert (told["k"] == views[1].data_ptr()) == (start == 0) and told["out"] == 0
+        assert {entry["workspace"] for entry in module.slices} == {told["workspace"]}
+    out, _ = slices.attend()
+    expected, _ = kernel_call(ReferenceModule(), q, k, v, layout=layout).run(q, k, v)
+    assert torch.equal(out, expected) and out.is_contiguous()
+
+
+def test_nothing_of_a_slice_is_kept() -> None:
+    q, k, v = torch.randn(3, 1, 2, 600, 64).half().unbind()
+    slices = kernel_call(Sliced(), q, k, v).begin_slices(OptionalTensors(nonfinite=torch.zeros(1, dtype=torch.int32)))
+    assert isinstance(slices, Slices)
+    for parts in zip(*(tensor.split(SLICE, 2) for tensor in (q, k, v)), strict=True):
+        own = [part.clone() for part in parts]
+        alive = [weakref.ref(tensor) for tensor in own]
+        slices.add(*own)
+        del own
+        assert [tensor() for tensor in alive] == [None] * 3
+
+
+def test_older_modules_take_no_slices() -> None:
+    q, k, v = torch.randn(3, 1, 2, 600, 64).half().unbind()
+    reason = kernel_call(ReferenceModule(), q, k, v).begin_slices(OptionalTensors())
+    assert isinstance(reason, str) and reason.startswith("[SA-324] these kernels are older than 6.0.0")

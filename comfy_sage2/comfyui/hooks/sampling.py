@@ -16,6 +16,7 @@ from ..adapter.token_kinds import TokenKinds
 from ..report.text import session_headline
 from ..session.session import Session, log
 from .prompt import measures_quality, reads_times, running_prompt
+from .slices import slicing
 from .watcher import watching
 
 # ComfyUI's names, written out so that this module loads without it.
@@ -122,7 +123,7 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
             # Where every output is compared with full precision, broken ones must not be among them.
             and not session.measures_quality
         )
-        with watching(session, options):
+        with watching(session, options), slicing(session, getattr(executor.class_obj, DIFFUSION_MODEL, None)):
             out = session.run_pass(
                 model_pass, lambda: executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
             )

@@ -170,6 +170,7 @@ def session_report(session: Session, prompt: str | None = None, *, wants_quality
     lines += session.dispatcher.reasoning()
     lines += _served(summary) + _fallbacks(summary) + _guarded(session.dispatcher.guard)
     lines += _skipped(session.dispatcher.sparsity, summary)
+    lines += [f"q, k and v of {calls} calls came as wholes: {reason}" for reason, calls in session.wholes.items()]
     lines += _time_lines(summary, base_of(session)) + _memory(summary) + _agreement(summary, session.declared.label)
     if wants_quality and not session.measures_quality:
         lines.append(NOT_MEASURED)

@@ -79,6 +79,7 @@ class ModelPass:
         device: its GPU, or None.
         changes: hooks and options that make the model another one for this pass.
         token_kinds: what its inputs say of the tokens of its self-attention.
+        has_slices: q, k and v of a call came in slices.
         check_at_end: the pass can be made again, so the guard looks once at its end; else it looks at each output
             before the model goes on.
         calls: the attention calls so far.
@@ -97,6 +98,7 @@ class ModelPass:
     device: torch.device | None = None
     changes: ModelChanges = frozenset()
     token_kinds: TokenKinds = ONE_KIND
+    has_slices: bool = False
     check_at_end: bool = False
     raises_handed_back: bool = False
     calls: list[Layer] = field(default_factory=list)
@@ -116,6 +118,11 @@ class ModelPass:
         the others, so that a pass in which some blocks are left out keeps the names.
         """
         return self._count(_kind(block, is_self), head_dim)
+
+    def take_back(self) -> None:
+        """The call that `next_call` named last was none: it comes again."""
+        self.calls.pop()
+        self._named[self._kind] -= 1
 
     def count_too(self, other: ModelPass) -> str:
         """Count the call that `other`, the same pass of another node, counted last; its name."""

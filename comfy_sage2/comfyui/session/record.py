@@ -42,7 +42,8 @@ class Decision:
     by: who served a call that no backend did, in words: another node or pack, or what the model's file asks for; None
         is ComfyUI's attention.
     skips: the backend skipped key blocks.
-    releases: q, k and v were let go of before the output was made.
+    in_slices: q, k and v came in slices, and were never wholes.
+    peak_bytes: as `CallPlan.peak_bytes`, of a call that was not computed by `CallPlan.run`.
     """
 
     backend: str | None = None
@@ -51,7 +52,8 @@ class Decision:
     by: str | None = None
     skips: bool = False
     is_peer: bool = False
-    releases: bool = field(default=False, compare=False)
+    in_slices: bool = False
+    peak_bytes: int | None = field(default=None, compare=False)
     plan: CallPlan | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -60,7 +62,8 @@ class Decision:
             return self.reason or ""
         if self.is_peer:
             return f"{self.backend} ({self.reason})"
-        served = f"{self.backend} · {label(self.options)}{' · key blocks skipped' if self.skips else ''}"
+        how = "".join((" · key blocks skipped" * self.skips, " · in slices" * self.in_slices))
+        served = f"{self.backend} · {label(self.options)}{how}"
         return served if self.reason is None else f"{served} ({self.reason})"
 
 

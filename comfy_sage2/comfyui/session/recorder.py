@@ -176,7 +176,7 @@ class Recorder:
             timed=timed,
             timed_calls=sum(entry.timer is not NO_TIMER for entry in entries),
             calls_without_time=of_each.count(None),
-            peak=_peak({(entry.decision.plan, entry.decision.releases) for entry in entries}),
+            peak=_peak({(entry.decision.plan, entry.decision.peak_bytes) for entry in entries}),
         )
 
 
@@ -199,10 +199,10 @@ def _elapsed(entries: Sequence[_Entry]) -> list[float | None]:
     return seconds
 
 
-def _peak(calls: Iterable[tuple[CallPlan | None, bool]]) -> tuple[int, int] | None:
-    """`Summary.peak`, from the plans of the calls, and whether they let go of q, k and v."""
-    peaks = ((plan.peak_bytes(released=releases), plan.plain_bytes) for plan, releases in calls if plan is not None)
-    return max(((peak, plain) for peak, plain in peaks if peak is not None), default=None)
+def _peak(calls: Iterable[tuple[CallPlan | None, int | None]]) -> tuple[int, int] | None:
+    """`Summary.peak`, from the plans of the calls, and the peaks of those that were not computed by `run`."""
+    plans = [(plan, plan.peak_bytes() if peak is None else peak) for plan, peak in calls if plan is not None]
+    return max(((peak, plan.plain_bytes) for plan, peak in plans if peak is not None), default=None)
 
 
 def _fewer_calls(passes: Sequence[tuple[int, str | None]]) -> dict[str, tuple[int, int]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
+from ...backends.base import Slices
 from ...call.call_site import CallSite
 from ...call.tensors import NO_TENSORS, OptionalTensors
 from ...dispatch.operators import has_observer, run
@@ -65,6 +66,32 @@ def compute(
     return fallback(), decision, broken
 
 
+def compute_slices(
+    call: AttentionCall,
+    decision: Decision,
+    model_pass: ModelPass,
+    feed: Callable[[Slices], None],
+    rotated_heads: torch.Tensor | None,
+) -> Decision:
+    """Compute a call whose q, k and v come in slices; how it was made, without a plan and why where it was not.
+
+    call: of the form of the whole, without values. feed: gives a backend the slices, and takes its output.
+    """
+    plan, flag = decision.plan, model_pass.nonfinite_flag(call.q.device)
+    if plan is None or flag is None:
+        return decision
+    slices = plan.begin_slices(OptionalTensors(nonfinite=flag, rotated_heads=rotated_heads))
+    if isinstance(slices, str):
+        return Decision(reason=slices)
+    try:
+        feed(slices)
+    except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError by the name that torch 2.4 has too
+        raise  # ComfyUI frees memory and tells the user
+    except (RuntimeError, ValueError) as error:
+        return Decision(reason=f"[SA-324] quantizing in slices failed: {error_text(error)}")
+    return replace(decision, in_slices=True, peak_bytes=plan.sliced_bytes)
+
+
 def _by_plan(
     dispatcher: Dispatcher,
     call: AttentionCall,
@@ -104,7 +131,8 @@ def _by_plan(
                 form = call.form
                 call.release()
                 call.empty_containers()
-                return attend()[0].reshape(form.output_shape), replace(decision, releases=True), True
+                peak = plan.peak_bytes(released=True)
+                return attend()[0].reshape(form.output_shape), replace(decision, peak_bytes=peak), True
         if plan.run_reshaped is not None and call.form.is_dense:
             out = plan.run_reshaped(call.q, call.k, call.v, optional, call.form.output_shape)
         else:

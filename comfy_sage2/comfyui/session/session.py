@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
+from ...backends.base import Slices
 from ...call.call_site import CallSite
 from ...system.readback import Readback
 from ..adapter import memory, packs
@@ -21,7 +23,7 @@ from .guard import Downgrade
 from .model_passes import ModelPass, Schedule
 from .record import Decision
 from .recorder import Recorder
-from .runner import compute
+from .runner import compute, compute_slices
 from .timer import NO_TIMER, Timer, start_timer
 
 log = logging.getLogger("comfy_sage2")
@@ -50,6 +52,7 @@ class Session:
         pack_in_model: a pack that put functions of its own around the model or into it in the last sampling, or None.
         evaluations: of the model that samplers have begun, each of one or more passes.
         measures_quality: the outputs of backends are compared with full precision in this sampling.
+        wholes: why calls whose q, k and v could have come in slices had them as wholes, and how many.
         publish_status: sends the page what the node has to say.
     """
 
@@ -68,6 +71,8 @@ class Session:
         self.pack_in_model: str | None = None
         self.evaluations = 0
         self.measures_quality = False
+        self.wholes: Counter[str] = Counter()
+        self._no_slices: dict[Hashable, str] = {}  # why calls of a form take none, and of None any
         self.publish_status: Callable[[], None] = lambda: None
         self._schedule = OUTSIDE
         self._expected_calls = 0  # of a pass: those of the pass before
@@ -91,6 +96,8 @@ class Session:
         self.layers = None
         self.can_repeat = can_repeat
         self.cross_attends = cross_attends
+        self.wholes.clear()
+        self._no_slices.clear()
 
     def end_sampling(self, *, completed: bool = True) -> None:
         """The sampling that began last is over; not `completed`: it failed or was interrupted."""
@@ -134,7 +141,10 @@ class Session:
                 if self.dispatcher.sparsity is not None:
                     self.dispatcher.sparsity.repeat(model_pass)
                 model_passes.restart()
+                broken = len(checks.downgraded)
                 out = model()
+                if model_pass.has_slices and len(checks.downgraded) == broken:
+                    self._no_slices[None] = "[SA-324] values of a slice were much larger than those of the first one"
                 if isinstance(out, torch.Tensor) and not guard.is_finite(out):
                     checks.repeated_in_vain(model_pass.step)
         self.end_pass(model_pass)
@@ -151,6 +161,60 @@ class Session:
             if self.layers is None:
                 self.layers = len(model_pass.calls)
 
+    def takes_slices(self, model_pass: ModelPass, device: torch.device, key: Hashable) -> bool:
+        """Whether calls of this pass may come in slices, as far as is known before there is one.
+
+        key: equal for calls of equal form. Why not is noted for the report.
+        """
+        reason = self._no_slices.get(key) or self._no_slices.get(None)
+        if reason is None and self.measures_quality:
+            reason = "[SA-324] the report compares them with full precision"
+        if reason is None and self.dispatcher.sparsity is not None:
+            reason = "[SA-324] `sparse` looks at all of q and k at once"
+        if reason is None and self.leaves_to_declared:
+            reason = "[SA-324] the model's file asks for another attention"
+        if reason is None and model_pass.nonfinite_flag(device) is None:
+            reason = "[SA-324] the guard, which sees where a slice does not fit the first, is off or looks at each call"
+        if reason is not None:
+            self.note_whole(reason)
+        return reason is None
+
+    def note_whole(self, reason: str) -> None:
+        """q, k and v of a call that could come in slices come as wholes."""
+        self.wholes[reason] += 1
+
+    def attend_slices(
+        self,
+        call: AttentionCall,
+        model_pass: ModelPass,
+        feed: Callable[[Slices], None],
+        plain: Fallback,
+        options: Mapping[str, Any],
+        key: Hashable,
+    ) -> bool:
+        """Whether a call was computed whose q, k and v came in slices; else it is made as a whole, and counts then.
+
+        call, feed: as of `compute_slices`. plain: does what `feed` does, the projections with it, by ComfyUI's
+        attention. options: as of `attend`. key: as of `takes_slices`.
+        """
+        site, device = self._call_site(call, model_pass, options), call.q.device
+        chosen, rotated_heads = self._chosen(call, site)
+        work = self._timed_work(call, chosen, plain)
+        timer = self._start_timer(model_pass, device)
+        decision = compute_slices(call, chosen, model_pass, feed, rotated_heads)
+        if not decision.in_slices:
+            model_pass.take_back()
+            self._no_slices[key] = decision.label
+            self.note_whole(decision.label)
+            return False
+        if self.dispatcher.rotations is not None and rotated_heads is not None:
+            self.dispatcher.rotations.ran(chosen, site)
+        if timer is not NO_TIMER:
+            timer.stop()
+        model_pass.has_slices = True
+        self._note(decision, site, timer, work, model_pass, device)
+        return True
+
     def attend(
         self, call: AttentionCall, model_pass: ModelPass, fallback: Fallback, options: Mapping[str, Any] | None = None
     ) -> torch.Tensor:
@@ -161,12 +225,9 @@ class Session:
         """
         site = self._call_site(call, model_pass, options or {})
         device = call.q.device
-        chosen, rotations, rotated_heads = self.dispatcher.choose(call, site), self.dispatcher.rotations, None
-        if rotations is not None:
-            chosen, rotated_heads = rotations.decided(chosen, site)
-        work = self._work_of(call, chosen)
-        if work is not None and chosen.plan is not None and self._wants_comparison(work, device):
-            quality.time_comfyui(call, fallback, work, self.record, self.dispatcher.warn_once)
+        rotations = self.dispatcher.rotations
+        chosen, rotated_heads = self._chosen(call, site)
+        work = self._timed_work(call, chosen, fallback)
         timer = self._start_timer(model_pass, device)
         out, decision, broken = compute(
             self.dispatcher,
@@ -192,14 +253,31 @@ class Session:
                 work = None  # the time says nothing about the attention that the model has without nodes
             by = owner or call.declared
             decision = decision if by is None else replace(decision, by=by)
-        elif self._follows_node:
-            self._tell_earlier_nodes(model_pass)
-        self.record.add(site.layer, site.step, decision, timer, work=work)
+        self._note(decision, site, timer, work, model_pass, device)
         if self.measures_quality and decision.plan is not None:
             quality.compare(call, out, site, model_pass, self.record, self.dispatcher.warn_once)
+        return out
+
+    def _chosen(self, call: AttentionCall, site: CallSite) -> tuple[Decision, torch.Tensor | None]:
+        """How a call is served, and its rotated heads."""
+        chosen, rotations = self.dispatcher.choose(call, site), self.dispatcher.rotations
+        return (chosen, None) if rotations is None else rotations.decided(chosen, site)
+
+    def _note(
+        self,
+        decision: Decision,
+        site: CallSite,
+        timer: Timer,
+        work: Hashable | None,
+        model_pass: ModelPass,
+        device: torch.device,
+    ) -> None:
+        """A call of the pass on `device` is computed."""
+        if decision.plan is not None and self._follows_node:
+            self._tell_earlier_nodes(model_pass)
+        self.record.add(site.layer, site.step, decision, timer, work=work)
         if len(model_pass.calls) == self._expected_calls and model_passes.can_read_back(device):
             model_pass.copy_flag()
-        return out
 
     def _tell_earlier_nodes(self, model_pass: ModelPass) -> None:
         """Earlier nodes never see a call that a backend served here, but number every call alike."""
@@ -219,9 +297,16 @@ class Session:
         is_finite = again or guard.is_finite(out)
         return Downgrade(site.layer, site.name, site.step, ", then ".join(broken), by, is_finite, in_precise=again)
 
-    def _wants_comparison(self, work: Hashable, device: torch.device) -> bool:
-        """Whether to time ComfyUI's attention on this call; what an earlier node takes is not its time."""
-        return self.previous is None and self.record.wants_comparison(work) and model_passes.can_read_back(device)
+    def _timed_work(self, call: AttentionCall, chosen: Decision, fallback: Fallback) -> Hashable | None:
+        """`_work_of` a call that is about to be computed; ComfyUI's attention, `fallback`, is timed where it is wanted.
+
+        What an earlier node takes is not its time.
+        """
+        work = self._work_of(call, chosen)
+        may = work is not None and chosen.plan is not None and self.previous is None
+        if may and self.record.wants_comparison(work) and model_passes.can_read_back(call.q.device):
+            quality.time_comfyui(call, fallback, work, self.record, self.dispatcher.warn_once)
+        return work
 
     def _start_timer(self, model_pass: ModelPass, device: torch.device) -> Timer:
         """Start measuring a call on `device`, if it is in the sample of those that a report reads."""

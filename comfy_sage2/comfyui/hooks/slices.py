@@ -1,0 +1,146 @@
+"""Attention whose q, k and v are projected and quantized in slices of their tokens, so that they never are wholes.
+
+ComfyUI's own function makes each slice: the module's forward is called with some of the tokens and an override that
+takes q, k and v and leaves by an exception. With the last ones it returns the output of all tokens, which the function
+then projects. No more is known of it than that before and behind the attention it treats each token by itself, which
+holds for the models named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+
+from ...backends.base import Slices
+from ..adapter import packs
+from ..adapter.attention_call import OVERRIDE, AttentionCall, Fallback, Override
+from ..session import model_passes
+from ..session.session import Session
+
+SLICE_TOKENS = 4096
+_MINIMAX_H3 = "comfy.ldm.minimax.model"  # with blocks of `attn.forward(x (N, C), rope_freqs (1, N, …), …)`
+
+Take = Callable[[AttentionCall], torch.Tensor]
+Part = Callable[[int, Take], torch.Tensor]  # of the slice from this token on
+
+
+class _Taken(Exception):
+    """Leaves a forward function whose q, k and v were taken."""
+
+
+@contextmanager
+def slicing(session: Session, diffusion_model: Any) -> Iterator[None]:
+    """Within the block the attention modules of the model work in slices where their override's session lets them."""
+    modules = [] if session.compiled else list(_attention_modules(session, diffusion_model))
+    for module in modules:
+        module.forward = _in_slices(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module.forward
+
+
+def _attention_modules(session: Session, model: Any) -> Iterator[Any]:
+    """Those of the blocks, unless another pack computes them."""
+    if type(model).__module__ != _MINIMAX_H3:
+        return
+    modules = [block.attn for block in model.blocks]
+    functions = [*chain.from_iterable(map(packs.replaced_methods, [*model.blocks, *modules]))]
+    functions += [function for module in modules if (function := type(module).forward).__module__ != _MINIMAX_H3]
+    if not functions:
+        yield from modules
+    elif not hasattr(functions[0], "makes_slices"):  # those of another node of this pack serve all of them
+        session.note_whole(
+            f"[SA-324] {packs.owner_of(functions[0])} has put a function of its own into the model's blocks"
+        )
+
+
+def _in_slices(module: Any) -> Callable[..., torch.Tensor]:
+    """The forward function of an attention module, in slices."""
+    whole: Callable[..., torch.Tensor] = module.forward
+
+    def forward(
+        x: torch.Tensor, rope_freqs: torch.Tensor | None = None, transformer_options: Any = None, **further: Any
+    ) -> torch.Tensor:
+        options = {} if transformer_options is None else transformer_options
+        session = getattr(options.get(OVERRIDE), "session", None)
+        if rope_freqs is not None and len(x) >= 2 * SLICE_TOKENS and not torch.compiler.is_compiling() and session:
+
+            def part(start: int, take: Take) -> torch.Tensor:
+                place = slice(start, start + SLICE_TOKENS)
+                told = {**options, OVERRIDE: _override(take)}
+                return whole(x[place], rope_freqs=rope_freqs[:, place], transformer_options=told, **further)
+
+            def plain() -> torch.Tensor:
+                told = {name: value for name, value in options.items() if name != OVERRIDE}
+                return whole(x, rope_freqs=rope_freqs, transformer_options=told, **further)
+
+            projected = _projected(session, x, part, plain, options, (id(module), x.shape, x.dtype))
+            if projected is not None:
+                return projected
+        return whole(x, rope_freqs=rope_freqs, transformer_options=options, **further)
+
+    forward.makes_slices = True  # type: ignore[attr-defined]
+    return forward
+
+
+def _projected(
+    session: Session, x: torch.Tensor, part: Part, plain: Fallback, options: dict[str, Any], key: Hashable
+) -> torch.Tensor | None:
+    """What `part`, called for a slice of x (N, C) after the other, makes of all; None where it is to be made whole."""
+    model_pass, tokens = model_passes.current(session.slot), len(x)
+    if model_pass is None or not session.takes_slices(model_pass, x.device, key):
+        return None
+    first = [_call(part, 0)]
+    of_token = (tensor.new_empty((*tensor.shape[:2], 1, tensor.shape[3])) for tensor in first[0].tensors("BHND"))
+    q, k, v = (tensor.expand(-1, -1, tokens, -1) for tensor in of_token)  # of the form of the whole, without memory
+    whole = replace(first[0], q=q, k=k, v=v, skip_reshape=True)
+    projected: list[torch.Tensor] = []
+
+    def feed(slices: Slices) -> None:
+        slices.add(*first.pop().tensors())
+        last = (tokens - 1) // SLICE_TOKENS * SLICE_TOKENS
+        for start in range(SLICE_TOKENS, last, SLICE_TOKENS):
+            slices.add(*_call(part, start).tensors())
+
+        def attend(call: AttentionCall) -> torch.Tensor:
+            slices.add(*call.tensors())
+            call.release()
+            return call.output(slices.attend()[0])
+
+        projected.append(part(last, attend))
+
+    served = session.attend_slices(whole, model_pass, feed, plain, options, key)
+    return projected[0] if served else None
+
+
+def _call(part: Part, start: int) -> AttentionCall:
+    """The attention call of the slice from token `start` on, of which nothing is computed."""
+    calls: list[AttentionCall] = []
+
+    def take(call: AttentionCall) -> torch.Tensor:
+        calls.append(call)
+        raise _Taken
+
+    try:
+        part(start, take)
+    except _Taken:
+        return calls[0]
+    raise RuntimeError("the attention module has not called its attention")
+
+
+def _override(take: Take) -> Override:
+    def override(func: Override, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return take(AttentionCall.of(args, kwargs))
+
+    def container_function(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return take(AttentionCall.of((*(container.take() for container in args[:3]), *args[3:]), kwargs))
+
+    override.container_function = container_function  # type: ignore[attr-defined]
+    return override

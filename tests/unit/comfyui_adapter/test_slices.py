@@ -1,0 +1,258 @@
+"""Attention whose q, k and v are made and quantized in slices: when it is, when it is not, and what becomes of it.
+
+A stand-in has the place of ComfyUI's MiniMax H3, whose attention is called in the same way.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from comfy_sage2.backends.base import BoundCall
+from comfy_sage2.backends.reference import ReferenceCall, ReferenceSlices
+from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE
+from comfy_sage2.comfyui.hooks import slices as hook
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.report.text import report
+from comfy_sage2.comfyui.session.session import Session
+
+from .calls import SIGMAS, Container, install_module, session_with
+
+HEADS, HEAD_DIM, TOKENS, SLICE = 2, 64, 700, 256
+CPU = torch.device("cpu")
+
+
+class Attention(torch.nn.Module):
+    """Projects, turns and attends as MiniMax H3's does: x (N, C), rope_freqs (1, N, D)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(96, 3 * HEADS * HEAD_DIM)
+        self.out = torch.nn.Linear(HEADS * HEAD_DIM, 96)
+        self.made: list[int] = []  # tokens of each projection
+        self.alive: list[weakref.ref[torch.UntypedStorage]] = []
+
+    def forward(self, x: torch.Tensor, rope_freqs: Any = None, transformer_options: Any = None) -> torch.Tensor:
+        fused = self.qkv(x)
+        self.made.append(len(x))
+        self.alive.append(weakref.ref(fused.untyped_storage()))
+        q, k, v = fused.view(len(x), 3, HEADS, HEAD_DIM).unbind(1)
+        q, k = q * rope_freqs[0][:, None], k * rope_freqs[0][:, None]
+        held = [Container(tensor.transpose(0, 1)[None]) for tensor in (q, k, v)]
+        options = {"skip_reshape": True, "transformer_options": transformer_options, "_inside_attn_wrapper": True}
+        override = (transformer_options or {}).get(OVERRIDE)
+        if override is None:
+            attended = plain(*held, HEADS)
+            return cast(torch.Tensor, self.out(attended[0]))
+        del fused, q, k, v
+        return cast(torch.Tensor, self.out(override.container_function(*held, HEADS, **options)[0]))
+
+
+def plain(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> torch.Tensor:
+    """ComfyUI's attention of (B, H, N, D)."""
+    q, k, v = (x.take() if isinstance(x, Container) else x for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class Model(torch.nn.Module):
+    def __init__(self, blocks: int = 2) -> None:
+        super().__init__()
+        self.blocks: Any = torch.nn.ModuleList()
+        for _ in range(blocks):
+            block: Any = torch.nn.Module()
+            block.attn = Attention()
+            self.blocks.append(block)
+
+
+@pytest.fixture(autouse=True)
+def in_place_of_h3(monkeypatch: pytest.MonkeyPatch) -> None:
+    for function in (Model, Attention.forward):
+        monkeypatch.setattr(function, "__module__", "comfy.ldm.minimax.model")
+    monkeypatch.setattr(hook, "SLICE_TOKENS", SLICE)
+    install_module(monkeypatch, "comfy.ldm.modules.attention", optimized_attention=plain)
+
+
+def run_pass(session: Session, model: Model, x: torch.Tensor, override: Any = None, at_end: bool = True) -> Any:
+    """The outputs of the model's blocks, each from x, in a pass of the sampling."""
+    options = {OVERRIDE: override or make_override(session)}
+    model_pass = session.begin_pass(1.0, CPU, {})
+    model_pass.check_at_end = at_end
+    rope = 1.0 + 0.1 * torch.arange(len(x))[None, :, None].cos().expand(1, -1, HEAD_DIM)
+
+    def blocks() -> torch.Tensor:
+        return torch.stack([block.attn(x, rope_freqs=rope, transformer_options=options) for block in model.blocks])
+
+    with torch.no_grad(), hook.slicing(session, model):
+        return session.run_pass(model_pass, blocks)
+
+
+def plainly(model: Model, x: torch.Tensor) -> torch.Tensor:
+    """The same by ComfyUI's attention."""
+    rope = 1.0 + 0.1 * torch.arange(len(x))[None, :, None].cos().expand(1, -1, HEAD_DIM)
+    with torch.no_grad():
+        outputs = [Attention.forward(block.attn, x, rope) for block in model.blocks]
+    for block in model.blocks:
+        block.attn.made.clear()
+    return torch.stack(outputs)
+
+
+def sampling(*, report: bool = True, **options: Any) -> Session:
+    """A session in a sampling; report: a report is connected, for which ComfyUI's attention is timed."""
+    session = session_with(**{"guard": True, **options})
+    if not report:
+        session.begin_sampling(SIGMAS, times_calls=False)
+    return session
+
+
+def close(out: torch.Tensor, expected: torch.Tensor) -> bool:
+    return bool((out - expected).norm() < 0.06 * expected.norm())
+
+
+def labels(session: Session) -> list[str]:
+    return [f"{share.calls} {share.decision.label}" for share in session.record.summary().shares]
+
+
+def test_each_slice_is_projected_once_and_let_go() -> None:
+    model, x, session = Model(), torch.randn(TOKENS, 96), sampling(report=False)
+    expected = plainly(model, x)
+    assert close(run_pass(session, model, x), expected)
+    assert labels(session) == ["2 reference · 8b · in slices"]
+    assert [block.attn.made for block in model.blocks] == [[256, 256, 188]] * 2
+    assert not [storage() for block in model.blocks for storage in block.attn.alive if storage() is not None]
+    assert all("forward" not in vars(block.attn) for block in model.blocks)
+    summary = session.record.summary()
+    assert (summary.layers, summary.calls) == (2, 2) and "as wholes" not in report([session])
+
+
+def test_calls_are_compared_with_comfyuis_attention_projections_and_all() -> None:
+    model, x, session = Model(4), torch.randn(TOKENS, 96), sampling()
+    run_pass(session, model, x)
+    assert [block.attn.made.count(TOKENS) for block in model.blocks] == [0, 1, 1, 0]
+    speed = session.record.summary().speed
+    assert speed is not None and speed.calls == 4
+
+
+def foreign(x: torch.Tensor, rope_freqs: Any = None, transformer_options: Any = None) -> torch.Tensor:
+    return torch.zeros(len(x), 96)
+
+
+@pytest.mark.parametrize("where", ["block", "attention", "class"])
+def test_the_function_of_another_pack_stays(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, session = Model(), sampling()
+    monkeypatch.setattr(foreign, "__module__", "custom_nodes.low-vram.nodes")
+    if where == "class":
+        monkeypatch.setattr(Attention, "forward", lambda self, *args, **kwargs: foreign(*args, **kwargs))
+        monkeypatch.setattr(Attention.forward, "__module__", "custom_nodes.low-vram.nodes")
+    else:
+        module: Any = model.blocks[0].attn if where == "attention" else model.blocks[0]
+        module.forward = foreign
+    run_pass(session, model, torch.randn(TOKENS, 96))
+    assert dict(session.wholes) == {"[SA-324] low-vram has put a function of its own into the model's blocks": 1}
+    assert model.blocks[1].attn.made in ([TOKENS], [])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"guard": False}, "the guard"),
+        ({"sparse": "light"}, "`sparse` looks at all of q and k"),
+        ({"measures_quality": True}, "the report compares"),
+        ({"mode": "precise"}, "only calls in 8b"),
+    ],
+    ids=str,
+)
+def test_where_they_cannot_be_the_call_is_whole(options: dict[str, Any], reason: str) -> None:
+    model, x, session = Model(), torch.randn(TOKENS, 96), sampling(**options)
+    expected = plainly(model, x)
+    for _ in range(2):
+        assert close(run_pass(session, model, x), expected)
+    assert not any("slices" in label for label in labels(session)) and session.record.summary().calls == 4
+    assert session.record.summary().layers == 2
+    assert f"q, k and v of 4 calls came as wholes: [SA-324] {reason}" in report([session])
+
+
+@pytest.mark.parametrize("tokens", [300, 2 * SLICE - 1])
+def test_short_calls_are_whole(tokens: int) -> None:
+    model, x, session = Model(), torch.randn(tokens, 96), sampling()
+    assert close(run_pass(session, model, x), plainly(model, x))
+    assert labels(session) == ["2 reference · 8b"] and not session.wholes
+
+
+def test_the_session_of_the_last_node_makes_the_slices() -> None:
+    first = session_with(guard=True)
+    second = session_with(make_override(first), 1, guard=True)
+    model, x = Model(), torch.randn(TOKENS, 96)
+    with hook.slicing(first, model):
+        out = run_pass(second, model, x)
+    assert close(out, plainly(model, x)) and labels(second) == ["2 reference · 8b · in slices"]
+
+
+def test_another_attention_behind_the_node_gets_wholes() -> None:
+    model, x, session = Model(), torch.randn(TOKENS, 96), sampling()
+    behind: Any = SimpleNamespace(container_function=plain)
+    assert torch.equal(run_pass(session, model, x, behind), plainly(model, x))
+
+
+def test_values_beyond_the_first_slices_room_are_computed_again_as_wholes() -> None:
+    """The pass is repeated, as the guard does it; the rest of the sampling has no slices."""
+    model, x, session = Model(), torch.randn(TOKENS, 96), sampling()
+    x[400] *= 500.0
+    expected = run_pass(sampling(guard=False), model, x)
+    guard = session.dispatcher.guard
+    for _ in range(2):
+        assert torch.equal(run_pass(session, model, x), expected)
+        assert guard is not None and guard.repeated == [0] and not guard.downgrades
+    text = report([session])
+    assert "2 calls, " in text and "values of a slice were much larger than those of the first one" in text
+
+
+def failing(error: Exception, after: int) -> Callable[..., None]:
+    """An `add` that fails behind so many slices."""
+    taken = 0
+
+    def add(self: ReferenceSlices, *tensors: torch.Tensor) -> None:
+        nonlocal taken
+        taken += 1
+        if taken > after:
+            raise error
+        self._slices.append(tensors)  # type: ignore[arg-type]
+
+    return add
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_what_fails_in_slices_is_computed_as_a_whole(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    monkeypatch.setattr(ReferenceSlices, "add", failing(ValueError("must be of self-attention"), after))
+    model, x, session = Model(1), torch.randn(TOKENS, 96), sampling()
+    expected = plainly(model, x)
+    for _ in range(2):
+        assert close(run_pass(session, model, x), expected)
+    assert labels(session) == ["2 reference · 8b"] and session.record.summary().layers == 1
+    assert "quantizing in slices failed: must be of self-attention" in report([session])
+    assert model.blocks[0].attn.made == [256] * (1 + after) + [TOKENS] * 2  # it is tried once
+
+
+def test_a_lack_of_memory_is_comfyuis_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReferenceSlices, "add", failing(torch.cuda.OutOfMemoryError("no memory"), 1))
+    model, x, session = Model(), torch.randn(TOKENS, 96), sampling()
+    before = x.clone()
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="no memory"):
+        run_pass(session, model, x)
+    assert torch.equal(x, before) and all("forward" not in vars(block.attn) for block in model.blocks)
+
+
+def test_rotated_heads_are_kept_from_call_to_call() -> None:
+    model, x, session = Model(1), torch.randn(TOKENS, 96), sampling(rotate="auto")
+    expected = plainly(model, x)
+    for _ in range(3):
+        assert close(run_pass(session, model, x), expected)
+    assert [label.endswith("in slices") for label in labels(session)] == [True]
+
+
+def test_bound_calls_without_slices_say_so() -> None:
+    assert BoundCall.begin_slices(ReferenceCall.__new__(ReferenceCall), ()).startswith("[SA-324]")  # type: ignore[arg-type, union-attr]

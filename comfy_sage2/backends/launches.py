@@ -63,7 +63,7 @@ class Launches:
         """
         self._module, self._signature, self._views = module, signature, views
         bound = workspace_bound(signature) if bound is None else bound
-        self.parts = parts_of(module, signature, views, bound, further or {})
+        self.parts = parts_of(module, signature, views, bound, further)
         self.workspace_bytes: int = max(part.plan.workspace_bytes for part in self.parts)
 
     @cached_property
@@ -152,7 +152,7 @@ def workspace_bound(signature: CallSignature) -> int:
 
 
 def parts_of(
-    module: ModuleType, signature: CallSignature, views: Views, bound: int, further: Fields
+    module: ModuleType, signature: CallSignature, views: Views, bound: int, further: Fields | None = None
 ) -> tuple[Part, ...]:
     """The parts of a call by `module`: the fastest with at most `bound` bytes of workspace, else the smallest.
 
@@ -164,7 +164,7 @@ def parts_of(
 
     @cache
     def plan_of(entries: int, kv_heads: int) -> Any:
-        return module.plan(**plan_fields(signature, views, entries, kv_heads), **further)
+        return module.plan(**plan_fields(signature, views, entries, kv_heads), **(further or {}))
 
     def split(entries: int, kv_heads: int) -> list[tuple[range, range]]:
         return [

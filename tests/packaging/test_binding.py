@@ -54,7 +54,7 @@ attempt(plan.run, **ADDRESSES)
 OPTIONAL = (
     "pv", "rotate_by_head", "rotate_as_given", "mask_element", "mask_batch_stride", "mask_head_stride",
     "mask_query_stride", "mask_key_stride", "block_mask_key_blocks", "block_mask_batch_stride",
-    "block_mask_head_stride", "has_lse",
+    "block_mask_head_stride", "has_lse", "first_token", "slice_tokens",
 )  # fmt: skip
 FLAGS = ("rotate", "rotate_by_head", "rotate_as_given", "smooth_v", "causal", "has_lse")
 INTEGERS = ("head_dim", "element", "mode", "pv", "pv_accumulator", "device", "mask_element")  # of 32 bits

@@ -25,8 +25,8 @@ def on_cuda(signature: CallSignature) -> str | None:
     if signature.device.type == "cuda":
         return None
     if torch.version.cuda is None and torch.version.hip is None:
-        build = f"this torch ({torch.__version__}) is built without CUDA"
-        return f"[SA-103] the kernels need an NVIDIA GPU, and {build}: install a torch with CUDA, or {_OWN}"
+        cause = f"the kernels need an NVIDIA GPU, and this torch ({torch.__version__}) is built without CUDA"
+        return f"[SA-103] {cause}: install a torch with CUDA if this machine has such a GPU, else {_OWN}"
     return f"[SA-103] the kernels need an NVIDIA GPU, and the tensors are on {signature.device.type}: {_OWN}"
 
 

@@ -106,8 +106,8 @@ def test_an_amd_gpu(gpu: tuple[int, int], monkeypatch: pytest.MonkeyPatch, capsy
 def test_a_torch_without_cuda_is_named_as_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     reason = probe(torch.device("cpu"), Settings()).reason
-    cause = f"this torch ({torch.__version__}) is built without CUDA"
-    assert reason == f"[SA-103] the kernels need an NVIDIA GPU, and {cause}: install a torch with CUDA, or {OWN}"
+    cause = f"the kernels need an NVIDIA GPU, and this torch ({torch.__version__}) is built without CUDA"
+    assert reason == f"[SA-103] {cause}: install a torch with CUDA if this machine has such a GPU, else {OWN}"
 
 
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

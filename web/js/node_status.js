@@ -26,7 +26,9 @@ function addBadge(node) {
   // Neither shown nor saved nor sent. The newer design draws a badge anew when the value of a widget changes.
   const words = node.addWidget("text", "badge", "", () => {}, { hidden: true, serialize: false });
   Object.assign(words, { hidden: true, serialize: false, computeSize: () => [0, -4] });
-  node.badges?.push(() => titleBadge({ text: words.value, fgColor: "white", bgColor: COLORS[node.sageTone] }));
+  // A node that is muted or bypassed did nothing in the last run.
+  const text = () => (node.mode === 0 ? words.value : "");
+  node.badges?.push(() => titleBadge({ text: text(), fgColor: "white", bgColor: COLORS[node.sageTone] }));
   node.setSize([Math.max(node.size[0], WIDTH), height]); // a workflow's file has a size of its own
 }
 

@@ -12,6 +12,7 @@ from ...text import one_line
 from .attention_call import AttentionCall
 
 _LONGEST_KIND = 20  # characters of a block's kind, which any pack may set
+_FUNCTIONS = {"optimized_attention", "optimized_attention_masked", "attention"}  # by which ComfyUI's models attend
 
 
 def block_of(options: Mapping[str, Any]) -> str | None:
@@ -35,6 +36,20 @@ def _block_in_words(part: Any, index: Any, kind: Any) -> str | None:
             words.append(_plain(kind))
         words.append(f"block {index}")
     return " ".join(words) or None
+
+
+def attention_layers(model: torch.nn.Module) -> int:
+    """How many modules of one of ComfyUI's models attend, by the code of their classes: what a pack put there is none.
+
+    A pass may leave some of them out, as those that attend to the text once.
+    """
+    names = [name for name, module in model.named_modules() if _attends(type(module).forward)]
+    return sum(not any(inner.startswith(f"{name}.") for inner in names) for name in names)
+
+
+def _attends(forward: object) -> bool:
+    code = getattr(forward, "__code__", None)
+    return code is not None and not _FUNCTIONS.isdisjoint((*code.co_names, *code.co_freevars))
 
 
 def is_self_attention(call: AttentionCall, options: Mapping[str, Any], cross_attends: bool = True) -> bool:

@@ -11,6 +11,7 @@ import torch
 from ...timing.measure import ensure_timed
 from ..adapter import packs
 from ..adapter.declared_attention import declared_layers
+from ..adapter.layers import attention_layers
 from ..adapter.pass_options import changes_of, has_cross_attention
 from ..adapter.token_kinds import TokenKinds
 from ..report.text import session_headline
@@ -123,14 +124,16 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
             # Where every output is compared with full precision, broken ones must not be among them.
             and not session.measures_quality
         )
+        is_first = session.layers is None
         with watching(session, options), slicing(session, getattr(executor.class_obj, DIFFUSION_MODEL, None)):
             out = session.run_pass(
                 model_pass, lambda: executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
             )
-        if session.layers is None and session.pack_in_model is None:
+        if is_first and session.pack_in_model is None:
             diffusion_model = getattr(executor.class_obj, DIFFUSION_MODEL, None)
             if isinstance(diffusion_model, torch.nn.Module):
                 session.pack_in_model = packs.pack_within(diffusion_model)
+                session.model_layers = attention_layers(diffusion_model) if session.pack_in_model else 0
         return out
 
     return wrapper

@@ -18,7 +18,7 @@ def badge(session: Session) -> Badge:
         return Badge("off")
     if dispatcher.idle_reason is not None:
         code = dispatcher.idle_reason[1:].partition("]")[0]  # of "[SA-104] …"
-        return Badge(f"unchanged: {'no GPU' if gpu == 'CPU' else f'{code}, see the report'}", WARNING)
+        return Badge(f"unchanged: {'no GPU' if gpu == 'CPU' else code}", WARNING)
     summary = session.record.summary()
     if summary.sampling is Sampling.NONE:
         options = dispatcher.expected.options

@@ -131,7 +131,7 @@ def _why_nothing(session: Session, summary: Summary) -> str | None:
     if not summary.passes:
         return f"[SA-404] {NO_PASS[summary.sampling]}"
     if summary.was_passed_over:
-        return "[SA-316] another SageAttention2 node, behind this one, computed every attention call"
+        return "[SA-316] another SageAttention2 node, after this one, computed every attention call"
     taken = _taken_blocks(summary)
     if taken:
         return f"[SA-316] {'; '.join(taken)}"
@@ -166,6 +166,13 @@ def session_report(session: Session, prompt: str | None = None, *, wants_quality
     if nothing is not None:
         return "\n".join((*lines, f"{capitalized(nothing)}."))
     lines.append(_headline(summary) + f", {summary.layers} attention layers.")
+    unseen = session.model_layers - summary.layers
+    if unseen > 0:
+        lines.append(
+            f"{unseen} of the model's {session.model_layers} attention layers made no call that reached the node. "
+            f"{session.pack_in_model} has put functions of its own into the model: delete its nodes to see whether "
+            "they are the cause."
+        )
     lines += _steps(summary)
     lines += session.dispatcher.reasoning()
     lines += _served(summary) + _fallbacks(summary) + _guarded(session.dispatcher.guard)

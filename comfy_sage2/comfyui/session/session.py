@@ -50,6 +50,7 @@ class Session:
         compiled: the model was sampled last as compiled code, from which what a file asks for cannot be read.
         prompt: the run of ComfyUI's queue in which that was, or None outside of one.
         pack_in_model: a pack that put functions of its own around the model or into it in the last sampling, or None.
+        model_layers: attention layers of a model that has a pack's functions in it; 0 where nobody counted them.
         evaluations: of the model that samplers have begun, each of one or more passes.
         measures_quality: the outputs of backends are compared with full precision in this sampling.
         wholes: why calls whose q, k and v could have come in slices had them as wholes, and how many.
@@ -69,6 +70,7 @@ class Session:
         self.compiled = False
         self.prompt: str | None = None
         self.pack_in_model: str | None = None
+        self.model_layers = 0
         self.evaluations = 0
         self.measures_quality = False
         self.wholes: Counter[str] = Counter()

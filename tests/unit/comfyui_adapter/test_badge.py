@@ -72,7 +72,7 @@ def test_after_a_sampling(shares: Any, options: Any, words: tuple[str, str]) -> 
 
 def test_without_a_sampling() -> None:
     assert badge(session_on(GPU)) == ("8b · H100", PLAIN)
-    assert badge(session_on(GPU, NO_KERNEL)) == ("unchanged: SA-104, see the report", WARNING)
+    assert badge(session_on(GPU, NO_KERNEL)) == ("unchanged: SA-104", WARNING)
     assert badge(session_on(torch.device("cpu"), NO_KERNEL)) == ("unchanged: no GPU", WARNING)
     assert badge(session_on(GPU, OFF, Settings("off"))) == ("off", PLAIN)
     stopped = session_on(GPU)

@@ -203,6 +203,35 @@ def test_a_pack_whose_functions_run_the_model_unseen_is_named(place: str) -> Non
         assert ("SomeCache" in text) == (place != "nowhere")
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_layers_that_a_pack_keeps_from_the_node_are_counted(replaced: bool) -> None:
+    """As KJNodes' memory patches do: what stands in the place of a layer's forward calls another attention."""
+
+    class Layer(torch.nn.Module):
+        def forward(self, q: torch.Tensor) -> Any:
+            return optimized_attention(q)  # type: ignore[name-defined]  # noqa: F821
+
+    def forward(*args: Any) -> None: ...
+
+    forward.__module__ = "/srv/ComfyUI/custom_nodes/SomePack.nodes"
+    session, diffusion_model = session_with(), torch.nn.Sequential(Layer(), Layer(), torch.nn.Linear(1, 1))
+    if replaced:
+        diffusion_model[1].forward = forward
+    override, model = make_override(session), SimpleNamespace(diffusion_model=diffusion_model)
+
+    def attend(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        for number in range(1 if replaced else 2):
+            options = {"block_index": number}
+            override(ones, *qkv(), 2, _inside_attn_wrapper=True, transformer_options=options)
+        return x
+
+    for _ in range(2):
+        pass_wrapper(session)(Executor(attend, model), torch.zeros(1), torch.ones(1))
+    session.end_sampling()
+    told = "1 of the model's 2 attention layers made no call that reached the node. SomePack has put functions"
+    assert (told in report([session])) == replaced
+
+
 def test_passes_that_ask_for_nothing_are_told() -> None:
     session = session_with()
     for calls in (3, 0, 0):

@@ -27,49 +27,40 @@ def make_override(session: Session) -> Override:
     def override(func: Override, *args: Any, **kwargs: Any) -> torch.Tensor:
         if torch.compiler.is_compiling():
             return compiled.attend(slot, func, previous, args, kwargs)
-        return _attend(func, args, kwargs)
+        return attend(func, args, kwargs)
 
-    def _attend(func: Override, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def container_function(*args: Any, **kwargs: Any) -> torch.Tensor:
+        """Called by ComfyUI 0.31 and later when q, k and v come in containers that give their tensor away once."""
+        if torch.compiler.is_compiling() or model_passes.current(slot) is None:
+            return override(comfyui_attention(), *(container.take() for container in args[:3]), *args[3:], **kwargs)
+        return attend(None, args, kwargs)
+
+    def attend(func: Override | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """func: None where q, k and v come in containers; then it is the attention that ComfyUI chose."""
         running = model_passes.current(slot)
         if running is not None and running.raises_handed_back:
             raise HandedBack
         declared = declared_attention.of_caller() if session.leaves_to_declared else None
 
         def fallback() -> torch.Tensor:
-            if previous is not None:
+            asked = comfyui_attention() if func is None else func
+            if declared is not None:
+                return declared.run(asked.__name__, args, kwargs)
+            if previous is None:
+                return asked(*args, **kwargs)  # containers as they are: ComfyUI frees them one by one
+            if func is not None:
                 return previous(func, *args, **kwargs)
-            return func(*args, **kwargs) if declared is None else declared.run(func.__name__, args, kwargs)
+            if hasattr(previous, "container_function"):
+                served: torch.Tensor = previous.container_function(*args, **kwargs)
+                return served
+            return previous(asked, *(container.take() for container in args[:3]), *args[3:], **kwargs)
 
         # Outside of a forward pass of the sampler there is no step and no layer: the call is not this node's.
         if running is None:
             return fallback()
-        call = AttentionCall.of(args, kwargs)
+        # In containers the call alone refers to the tensors, and the session releases it before `fallback`.
+        call = AttentionCall.of_containers(args, kwargs) if func is None else AttentionCall.of(args, kwargs)
         call.declared = None if declared is None else declared.label
-        return session.attend(call, running, fallback, kwargs.get("transformer_options"))
-
-    def container_function(*args: Any, **kwargs: Any) -> torch.Tensor:
-        """Called by ComfyUI 0.31 and later when q, k and v come in containers that give their tensor away once."""
-        containers, rest = args[:3], args[3:]
-        declared = None
-
-        def fallback() -> torch.Tensor:
-            if declared is not None:
-                return declared.run(comfyui_attention().__name__, args, kwargs)
-            if previous is None:
-                return comfyui_attention()(*args, **kwargs)  # still in containers: ComfyUI frees them one by one
-            if hasattr(previous, "container_function"):
-                served: torch.Tensor = previous.container_function(*args, **kwargs)
-                return served
-            return previous(comfyui_attention(), *(container.take() for container in containers), *rest, **kwargs)
-
-        running = model_passes.current(slot)
-        if torch.compiler.is_compiling() or running is None:
-            return override(comfyui_attention(), *(container.take() for container in containers), *rest, **kwargs)
-        # The call alone refers to the tensors, and the session releases it before `fallback`.
-        call = AttentionCall.of_containers(args, kwargs)
-        if session.leaves_to_declared:
-            declared = declared_attention.of_caller()
-            call.declared = None if declared is None else declared.label
         out = session.attend(call, running, fallback, kwargs.get("transformer_options"))
         call.empty_containers()  # whoever served it
         return out

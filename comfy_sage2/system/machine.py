@@ -85,11 +85,7 @@ def gpu_key(index: int) -> dict[str, str] | None:
     if driver is None:
         return None
     properties = torch.cuda.get_device_properties(index)
-    return {
-        "gpu": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "driver": driver,
-    }
+    return {"gpu": properties.name, "capability": f"{properties.major}.{properties.minor}", "driver": driver}
 
 
 def driver_cuda() -> tuple[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 from itertools import product
 from math import isfinite, nan
 
@@ -43,8 +42,6 @@ _FOR_PEERS = AttentionOptions(layout=_LAYOUT, rotate="off")  # they serve calls 
 _COMFYUI_ORDER = [
     SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
 ]  # fmt: skip
-# torch from 2.6 on; before, ComfyUI takes torch's own order.
-_BY_PRIORITY = {"set_priority": True} if "set_priority" in signature(sdpa_kernel).parameters else {}
 _HEADS, _TOKENS = 4, 2048  # of the calls whose errors are measured
 
 
@@ -140,7 +137,7 @@ def _reference_plans(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Itera
 
 def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """As ComfyUI calls it, in its order of preference."""
-    with sdpa_kernel(_COMFYUI_ORDER, **_BY_PRIORITY):
+    with sdpa_kernel(_COMFYUI_ORDER, set_priority=True):
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask)
     return out.transpose(1, 2).flatten(2)
 

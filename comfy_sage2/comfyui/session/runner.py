@@ -50,7 +50,7 @@ def compute(
                 keeps_inputs=keeps_inputs,
                 all_blocks=bool(broken),
             )
-        except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError by the name that torch 2.4 has too
+        except torch.cuda.OutOfMemoryError:
             raise  # ComfyUI frees memory and tells the user
         except (RuntimeError, ValueError) as error:
             if call.is_released:  # nobody could compute it again

@@ -130,53 +130,6 @@ attempt(enqueue, 1, dict(out=0), **fields)
     assert "nonfinite must be an address, got 0" in output
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        "has_lse=True",
-        "causal=True, has_lse=True",
-        "mask_element=1, mask_batch_stride=300, mask_key_stride=1",
-        "mask_element=2, mask_query_stride=300, mask_key_stride=1",
-        "block_mask_key_blocks=3, block_mask_head_stride=12, causal=True",
-    ],
-)
-def test_the_phases_are_the_whole_call(kernels: Binding, architecture: kernel_table.Architecture, fields: str) -> None:
-    """The preparation loads all kernels; the attention phase is given only what it is said to read, and reads that."""
-    modes = [MODE_CODES[mode] for mode in architecture.modes]
-    kernels.run(f"""{LOGGED}
-LAUNCH, MAP, LOAD = "cuLaunchKernelEx", "cuTensorMapEncodeTiled", "cuModuleGetFunction"
-for mode in {modes}:
-    for head_dim in (40, 128, 256):
-        for rotate in (False, True):
-            wanted = dict(call, q_heads=4, kv_heads=2, q_length=200, kv_length=300, head_dim=head_dim, mode=mode,
-                          rotate=rotate)
-            wanted.update(dict({fields}))
-            inputs = dict(q=2 << 32, k=3 << 32, v=4 << 32)
-            whole = logged(**wanted, addresses=inputs)
-            plan = kernels.plan(**wanted)
-            read = plan.attention_reads
-            gone = {{name: 0 for name in inputs if name not in read}}
-            log = Path(os.environ["FAKE_CUDA_LOG"])
-            def phase(number, **addresses):
-                log.unlink(missing_ok=True)
-                plan.run(**{{**ADDRESSES, **inputs, **operands_of(**wanted), **addresses}}, phase=number)
-                entries = [line.partition(" ")[::2] for line in log.read_text().splitlines()]
-                return {{name: [details for called, details in entries if called == name] for name, _ in entries}}
-            prepared = phase(1, out=0)
-            attended = phase(2, **gone)
-            assert prepared[LAUNCH] + attended[LAUNCH] == whole[LAUNCH]
-            assert prepared.get(MAP) == whole.get(MAP) and MAP not in attended
-            assert len(prepared[LAUNCH]) >= 2
-            assert attended[LAUNCH][-1].startswith(("attention_", "precise_"))
-            assert LOAD not in attended
-            for name in read:
-                other = phase(2, **{{**gone, name: 6 << 32}})
-                replaced = set(other.get("cuTensorMapReplaceAddress", []))
-                assert other[LAUNCH] != attended[LAUNCH] or replaced == {{str(6 << 32)}}, name
-                assert str(6 << 32) not in attended.get("cuTensorMapReplaceAddress", []), name
-""")
-
-
 @pytest.mark.parametrize("name", ["sm90", "sm80"])
 def test_the_library_enqueues_the_phases(kernels_of: Callable[[kernel_table.Architecture], Binding], name: str) -> None:
     """With the fields that these modules want of a call: the kernels of the two phases are those of the whole."""

@@ -1,6 +1,6 @@
 """The launches of scores, lists and tails of key blocks: what the kernels are told, in every field.
 
-The structures are those of csrc/common/block_selection.h; the driver writes their bytes down.
+The driver writes the bytes of the structures down.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import test_released_launches
+from kernel_parameters import structures
 from platforms import calls
 from test_released_launches import Run
 
@@ -30,35 +31,17 @@ for number, (sizes, strides, block_means, of_tail, of_lists) in enumerate(json.l
 """
 
 
-def structure(pointers: str, numbers: str, strided: str = "", wide: str = "", real: str = "") -> type[Any]:
-    """Views of tensors, addresses, 64-bit numbers, numbers and a float, in this order, each by its name."""
-    fields: list[tuple[str, Any]] = [(name, ctypes.c_int64 * 4) for name in strided.split()]
-    fields += [(name, ctypes.c_uint64) for name in pointers.split()]
-    fields += [(name, ctypes.c_int64) for name in wide.split()]
-    fields += [(name, ctypes.c_int32) for name in numbers.split()]
-    fields += [(name, ctypes.c_float) for name in real.split()]
-    return type("Parameters", (ctypes.Structure,), {"_fields_": fields})
-
-
-POOL = structure("center pools", "heads length head_dim channels pool_rows", strided="tokens", real="factor")
-MEAN = structure("pools means", "length channels pool_rows mean_rows copies padding")
-SCORE = structure(
-    "query_pools key_pools sums scores",
-    "q_heads kv_heads q_length kv_length query_rows key_rows query_blocks key_blocks works padding",
-)
-LISTS = structure("scores threshold always dense lists", "list_batch batch heads query_blocks key_blocks count")
-TAIL = structure(
-    "lse center key_means value_means lists",
-    "q_heads kv_heads q_length kv_length head_dim mean_rows query_blocks key_blocks",
-    strided="q out", wide="list_batch_stride list_head_stride", real="factor",
-)  # fmt: skip
-KINDS = {"pool_": POOL, "block_means": MEAN, "block_scores": SCORE, "block_lists": LISTS, "pooled_tail": TAIL}
+STRUCTURES = structures("common/views.h", "common/block_selection.h")
+KINDS = {
+    "pool_": "PoolParams", "block_means": "BlockMeanParams", "block_scores": "BlockScoreParams",
+    "block_lists": "BlockListParams", "pooled_tail": "TailParams",
+}  # fmt: skip
 
 
 def read(line: str) -> tuple[str, int, Any]:
     """The kernel, how many blocks its grid has, and its parameters by name."""
     name = line.split()[1]
-    kind = next(kind for prefix, kind in KINDS.items() if name.startswith(prefix))
+    kind = STRUCTURES[next(kind for prefix, kind in KINDS.items() if name.startswith(prefix))]
     blocks, *other_axes = map(int, line.partition(" grid ")[2].split()[0].split(","))
     assert other_axes == [1, 1]
     values = kind.from_buffer_copy(bytes.fromhex(line.partition(" parameters ")[2]))

@@ -1,0 +1,387 @@
+"""What the launches of a plan read and write, without a release to compare with: places in the workspace, sizes, grids.
+
+The driver writes down the structures that kernels take. How much they read or write behind an address follows from the
+sizes of the call, as the comments of csrc's headers have it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import random
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from binding import Binding
+from kernel_parameters import flattened, header_of, structures
+from platforms import calls
+from test_released_launches import random_calls
+
+from tools import kernel_table
+
+CALLS = 150
+ROTATED_HEADS = 0x7EF000000000
+MULTIPROCESSORS = 132  # of the fake driver's GPU
+RUN = f"""
+for number, (signature, operands) in enumerate(json.load(open({{path!r}}))):
+    try:
+        plans = kernels.plan(**signature), kernels.plan(**signature)
+    except ValueError:
+        print("null")
+        continue
+    print(json.dumps([plans[0].workspace_bytes, plans[0].attention_reads]))
+    for turn, (of, phase) in enumerate(((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (1, 0))):
+        plans[of].run({calls.Q}, {calls.K}, {calls.V}, {calls.OUT}, {calls.WORKSPACE}, 8 * number + turn, phase=phase,
+                      **operands)
+"""
+# The structure of a kernel, by the beginning of its name.
+LISTS = {"prepare_tile_lists|clear_dead_tiles": "PrepareListsParams"}
+KINDS = {
+    "sm90": LISTS | {
+        "statistics_(k_)?(choosing|hiding)": "ChoosingStatisticsParams", "statistics": "StatisticsParams",
+        "one_pass_(choosing|hiding)": "ChoosingOnePassParams", "one_pass": "OnePassParams",
+        "quantize_?[48q]_(choosing|hiding)": "ChoosingQuantizeParams", "quantize": "QuantizeParams",
+        "delta_hiding": "HidingDeltaParams", "delta": "DeltaParams", "attention|precise": "AttentionParams",
+    },
+    "sm80": LISTS | {
+        "partial_statistics|finish_statistics": "StatisticsParams", "choose_rotation": "RotationParams",
+        "quantize": "QuantizeParams", "delta": "DeltaParams", "mask_bias": "KeyBiasParams",
+        "attention": "AttentionParams",
+    },
+}  # fmt: skip
+ATTENTION = re.compile("attention|precise")
+
+
+class Launch(NamedTuple):
+    kernel: str
+    grid: tuple[int, ...]
+    fields: list[tuple[str, Any]]  # of its parameters
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The first field of each name."""
+        return dict(reversed(self.fields))
+
+
+def parts_of(length: int, size: int) -> int:
+    return -(-length // size)
+
+
+def reader(family: str) -> Callable[[str], Launch]:
+    """Reads a line that the driver wrote down."""
+    known = structures(*header_of(family))
+    for prefix in ("Choosing", "") if family == "sm90" else ():
+        parts = [(part.lower(), known[f"{prefix}{part}Params"]) for part in ("Statistics", "Quantize")]
+        fields = [*parts, ("tensors", ctypes.c_int32), ("units", ctypes.c_int32)]
+        known[f"{prefix}OnePassParams"] = type("OnePassParams", (ctypes.Structure,), {"_fields_": fields})
+
+    def read(line: str) -> Launch:
+        name = line.split()[0]
+        kind = known[next(kind for start, kind in KINDS[family].items() if re.match(start, name))]
+        grid = tuple(map(int, line.partition(" grid ")[2].split()[0].split(",")))
+        return Launch(name, grid, flattened(kind.from_buffer_copy(bytes.fromhex(line.partition(" parameters ")[2]))))
+
+    return read
+
+
+def drawn_calls() -> list[calls.Call]:
+    """Calls of all kinds, some with rotated heads as given, and a few very long ones."""
+    drawn = random_calls(CALLS)
+    for signature, operands in drawn:
+        if signature["rotate"] and not signature["rotate_by_head"] and random.random() < 0.5:
+            signature["rotate_as_given"] = True
+        if signature["rotate_by_head"] or "rotate_as_given" in signature:
+            operands["rotated_heads"] = ROTATED_HEADS
+    for mode, block_mask in ((4, None), (4, "own"), (8, "shared"), (16, None)):
+        # The correction of 4b is computed for some of the tiles of a head at a time.
+        q_length, kv_length = random.randint(100_000, 150_000), random.randint(100_000, 150_000)
+        sizes: dict[str, Any] = {"q_heads": 20, "kv_heads": 10, "q_length": q_length, "kv_length": kv_length}
+        mask = random.choice((None, "keys"))
+        drawn.append(calls.description(**sizes, mode=mode, block_mask=block_mask, mask=mask, lse=True))
+    for mask in (None, "keys"):  # few keys: a call in one phase has launches of its own
+        lengths = {"q_length": random.randint(1, 3000), "kv_length": random.randint(1, 300)}
+        drawn.append(calls.description(**lengths, mask=mask))
+    return drawn
+
+
+def test_launches_keep_to_their_memory_and_do_all_of_the_work(
+    kernels: Binding, architecture: kernel_table.Architecture, fresh_seed: int, tmp_path: Path
+) -> None:
+    random.seed(fresh_seed)
+    drawn = drawn_calls()
+    (tmp_path / "calls.json").write_text(json.dumps(drawn))
+    kernels.environment["FAKE_CUDA_PARAMETER_BYTES"] = "1024"
+    plans = kernels.run(RUN.format(path=str(tmp_path / "calls.json"))).splitlines()
+    read, launched = reader(architecture.family), defaultdict[int, list[Launch]](list)
+    maps, encoded = defaultdict[int, list[dict[str, str]]](list), []
+    for line in kernels.log.read_text().splitlines():
+        called, _, details = line.partition(" ")
+        if called == "cuTensorMapEncodeTiled":
+            words = details.split()
+            encoded.append(dict(zip(words[::2], words[1::2], strict=True)))
+        elif called == "cuLaunchKernelEx":
+            stream = int(details.partition(" stream ")[2].split()[0])
+            launched[stream].append(read(details))
+            maps[stream // 8] += encoded
+            encoded = []
+    made = [json.loads(plan) for plan in plans]
+    for number, ((signature, operands), plan) in enumerate(zip(drawn, made, strict=True)):
+        if plan is None:
+            continue
+        whole, *phases = (launched[8 * number + turn] for turn in range(6))
+        assert [whole, *phases[:2]] == [phases[4], *phases[2:4]], f"a plan that ran otherwise before: {signature}"
+        check = {"sm90": Sm90, "sm80": Sm80}[architecture.family](architecture, signature, operands, plan[0])
+        for launches in (whole, [*phases[0], *phases[1]]):
+            check.check_memory(launches)
+            for launch in launches:
+                check.check_fields(launch)
+                assert launch.grid == check.grid(launch), (launch.kernel, signature)
+            check.check_work([launch for launch in launches if ATTENTION.match(launch.kernel)])
+            check.check_maps(maps[number])
+        later = (field for launch in phases[1] for field in launch.fields)
+        assert {name.removesuffix("_map") for name, value in later if is_input(name, value)} == set(plan[1]), signature
+    assert len(made) - made.count(None) > CALLS // 4
+
+
+def is_input(name: str, value: Any) -> bool:
+    """Whether a field is a tensor of the caller, or a tensor map of one."""
+    address = value[0] if isinstance(value, list) else value
+    return address == {"q": calls.Q, "k": calls.K, "v": calls.V}.get(name.removesuffix("_map"))
+
+
+class Check:
+    """Holds the launches of a call against its sizes."""
+
+    maps: dict[str, str] = {}  # the parts of the workspace that tensor maps are of
+
+    def __init__(
+        self,
+        architecture: kernel_table.Architecture,
+        signature: dict[str, Any],
+        operands: dict[str, int],
+        workspace_bytes: int,
+    ) -> None:
+        self.architecture, self.call, self.end = architecture, signature, calls.WORKSPACE + workspace_bytes
+        self.given = {"q": calls.Q, "k": calls.K, "v": calls.V, "out": calls.OUT, **operands}
+        self.batch, self.q_heads, self.kv_heads = (signature[x] for x in ("batch", "q_heads", "kv_heads"))
+        self.q_bh, self.kv_bh = self.batch * self.q_heads, self.batch * self.kv_heads
+        self.q_length, self.kv_length, self.head_dim = (signature[x] for x in ("q_length", "kv_length", "head_dim"))
+        self.is_4b, self.is_precise = signature["mode"] == 4, signature["mode"] == 16
+        self.channels = next(size for size in (64, 128, 256) if self.head_dim <= size)
+        self.has_mask = bool(signature.get("mask_element"))
+        self.hides_keys = self.has_mask and not signature["mask_head_stride"] and not signature["mask_query_stride"]
+        batches = self.batch if signature.get("block_mask_batch_stride") else 1
+        heads = self.q_heads if signature.get("block_mask_head_stride") else 1
+        self.lists = batches * heads * parts_of(self.q_length, 128)
+
+    def sizes(self, launches: list[Launch]) -> dict[str, int]:
+        """The bytes of each part of the workspace, by the fields that hold its address; 0: it is not used."""
+        key_blocks = self.call.get("block_mask_key_blocks", 0)
+        attentions = sum(bool(ATTENTION.match(launch.kernel)) for launch in launches)
+        return {"entries": self.lists * key_blocks * 2, "counts": self.lists * 4 if key_blocks else 0,
+                "next": 4 * attentions if key_blocks else 0}  # fmt: skip
+
+    def check_memory(self, launches: list[Launch]) -> None:
+        """Each part of the workspace has one place, in which no other part lies."""
+        sizes, places = self.sizes(launches), defaultdict[str, set[int]](set)
+        for launch in launches:
+            for name, value in launch.fields:
+                part = self.maps.get(name, name)
+                if part not in sizes or value in self.given.values():
+                    continue
+                assert value or not sizes[part] or part in ("choices", "dead", "rotated"), (launch.kernel, name)
+                if value:
+                    places[part].add(value)
+        if sizes["next"]:
+            first, counters = min(places["next"]), len(places["next"])
+            assert places.pop("next") == {first + 4 * number for number in range(counters)}
+            places["next"], sizes["next"] = {first}, 4 * counters
+        self.places = {part: min(found) for part, found in places.items()}
+        assert sum(map(len, places.values())) == len(places), (places, self.call)
+        spans = sorted((place, sizes[part], part) for part, place in self.places.items())
+        assert spans[0][0] >= calls.WORKSPACE
+        for (place, size, part), (behind, _, other) in pairwise([*spans, (self.end, 0, "the end")]):
+            assert place + size <= behind, (part, other, self.call)
+
+    def check_fields(self, launch: Launch) -> None:
+        """Operands, strides and numbers are the call's."""
+        fields = launch.first
+        for name in ("q_heads", "kv_heads", "q_length", "kv_length", "head_dim"):
+            assert fields.get(name, self.call[name]) == self.call[name], (launch.kernel, name)
+        for name in ("q", "k", "v", "out"):
+            view = [self.given[name], *(self.call[f"{name}_{axis}_stride"] for axis in ("batch", "head", "token"))]
+            assert fields.get(name, view) == view, (launch.kernel, name)
+        operands = {"lse": "lse", "nonfinite": "nonfinite", "invalid": "invalid_blocks", "lists": "block_mask"}
+        for name, operand in operands.items():
+            assert fields.get(name) in (None, self.given.get(operand, 0)), (launch.kernel, name)
+        if "scale" in fields:
+            factor = math.log2(math.e) if launch.kernel.startswith("delta") else 1.0
+            assert math.isclose(fields["scale"], self.call["scale"] * factor, rel_tol=1e-6)
+        if ATTENTION.match(launch.kernel) or fields.get("pointer"):
+            assert fields["pointer"] == self.given.get("mask", 0), launch.kernel
+        if launch.kernel == "prepare_tile_lists":
+            assert (fields["causal"], fields["key_tiles"]) == (self.call["causal"], self.call["block_mask_key_blocks"])
+
+    def check_maps(self, maps: list[dict[str, str]]) -> None:
+        """The kernels have none."""
+        assert not maps
+
+    def grid(self, launch: Launch) -> tuple[int, int, int]:
+        """Which grid a launch has to have."""
+        return parts_of(self.lists, 8) if launch.kernel == "prepare_tile_lists" else 1, 1, 1
+
+
+class Sm90(Check):
+    maps = {"q_map": "q_int8", "k_map": "k_int8", "v_map": "v_fp8"}
+
+    def sizes(self, launches: list[Launch]) -> dict[str, int]:
+        n = next(launch.first for launch in launches if "row_bytes" in launch.first)
+        self.numbers = n
+        assert n["row_bytes"] >= (self.channels if self.call["rotate"] else self.head_dim) and n["row_bytes"] % 16 == 0
+        assert n["key_row_bytes"] >= self.kv_length and n["key_row_bytes"] % 16 == 0
+        assert n["v_rows"] >= self.head_dim and n["v_rows"] % 32 == 0
+        rows = 384 if self.is_precise else 128  # whole tiles are read
+        assert n["q_scale_rows"] >= parts_of(self.q_length, rows) * rows
+        assert all(n["k_scale_blocks"] * 64 >= parts_of(self.kv_length, keys) * keys for keys in (128, 192))
+        of_v = 0 if self.is_precise else self.kv_bh * self.head_dim * 4
+        delta = [
+            launch.first["heads"] * launch.first["tiles"] for launch in launches if launch.kernel.startswith("delta")
+        ]
+        return super().sizes(launches) | {
+            "q_int8": self.q_bh * self.q_length * n["row_bytes"],
+            "k_int8": self.kv_bh * self.kv_length * n["row_bytes"],
+            "v_fp8": 0 if self.is_precise else self.kv_bh * n["v_rows"] * n["key_row_bytes"],
+            "q_scale": self.q_bh * n["q_scale_rows"] * 4, "k_scale": self.kv_bh * n["k_scale_blocks"] * 4 * 4,
+            "k_mean": self.kv_bh * self.head_dim * 4, "v_mean": of_v, "v_scale": of_v, "v_inverse": of_v,
+            "lse_shift": self.q_bh * self.q_length * 4 if self.call["has_lse"] else 0,
+            "q_mean": self.q_bh * parts_of(self.q_length, 128) * self.head_dim * 4 if self.is_4b else 0,
+            "delta_s": max(delta, default=0) * self.kv_length * 4, "prepared": self.kv_bh * 16,
+            "choices": self.kv_bh * 8, "dead": 4,
+        }  # fmt: skip
+
+    def grid(self, launch: Launch) -> tuple[int, int, int]:
+        name, fields = launch.kernel, launch.first
+        if ATTENTION.match(name):
+            return min(fields["heads"] * fields["tiles"], MULTIPROCESSORS), 1, 1
+        if name.startswith("delta"):
+            return parts_of(self.kv_length, 128), parts_of(fields["tiles"], 16), fields["heads"]
+        if name.startswith("statistics"):
+            return fields["cluster_blocks"] * self.kv_bh, 1, 1
+        if name.startswith("one_pass"):
+            tokens = fields["cluster_blocks"] * fields["units"] * (32768 // 2 // self.channels)
+            assert tokens >= self.kv_length and fields["tensors"] == (1 if self.is_precise else 2)
+            return fields["cluster_blocks"] * fields["tensors"] * self.kv_bh, 1, 1
+        if name.startswith("quantize"):
+            blocks = [parts_of(self.kv_length, 64), 0 if self.is_precise else parts_of(self.kv_length, 128)]
+            assert [fields["k_blocks"], fields["v_blocks"]] == blocks
+            assert fields["q_blocks"] in (0, parts_of(self.q_length, 128))
+            of_q = fields["q_blocks"] * self.q_bh
+            return of_q if name.startswith("quantize_q") else of_q + sum(blocks) * self.kv_bh, 1, 1
+        return super().grid(launch)
+
+    def check_maps(self, maps: list[dict[str, str]]) -> None:
+        """A row is a token of Q or K, or a channel of V, and has the channels or keys of the part that it is of."""
+        columns = self.channels if self.call["rotate"] else self.head_dim
+        rows = {
+            "q_int8": (columns, self.q_length), "k_int8": (columns, self.kv_length),
+            "v_fp8": (self.numbers["key_row_bytes"], self.numbers["v_rows"]),
+        }  # fmt: skip
+        for encoded in maps:
+            address, found = int(encoded["address"]), tuple(map(int, encoded["sizes"].split(",")))
+            if address in (calls.Q, calls.V):
+                name = "q" if address == calls.Q else "v"
+                length = self.q_length if name == "q" else self.kv_length
+                assert found == (self.head_dim, length)
+                assert length == 1 or int(encoded["stride"]) == 2 * self.call[f"{name}_token_stride"]
+            else:
+                (part,) = (part for part in rows if self.places[part] == address)
+                stride = self.numbers["key_row_bytes" if part == "v_fp8" else "row_bytes"]
+                assert (found, int(encoded["stride"])) == (rows[part], stride), part
+
+    def check_work(self, attentions: list[Launch]) -> None:
+        """The launches of each kernel take every query tile of every head once."""
+        for kernel in {launch.kernel for launch in attentions}:
+            chunks = [launch.first for launch in attentions if launch.kernel == kernel]
+            places = {(c["first_head"], c["first_tile"]): (c["heads"], c["tiles"]) for c in chunks}
+            last = max(first + tiles for (_, first), (_, tiles) in places.items())
+            assert last in {parts_of(self.q_length, rows) for rows in ((128, 192, 384) if self.is_precise else (128,))}
+            assert max(first + heads for (first, _), (heads, _) in places.items()) == self.q_bh
+            assert len(places) == len(chunks) and sum(a * b for a, b in places.values()) == self.q_bh * last
+            # Each counts the tiles that it took.
+            assert not chunks[0]["next"] or len({chunk["next"] for chunk in chunks}) == len(chunks)
+
+
+class Sm80(Check):
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.query_blocks, self.blocks = parts_of(self.q_length, 128), parts_of(self.kv_length, 64)
+        self.works, self.chunks = self.q_bh * self.query_blocks, parts_of(self.kv_length, 512)
+        self.tensors = 1 if self.is_precise and self.call["pv_accumulator"] == 32 else 2  # with statistics
+        self.mask_rows = 0
+        if self.has_mask and not self.call["mask_query_stride"]:
+            self.mask_rows = self.batch * (self.q_heads if self.call["mask_head_stride"] else 1)
+
+    def sizes(self, launches: list[Launch]) -> dict[str, int]:
+        bits, is_int8 = 4 if self.is_4b else 8, self.call["pv"] == 3 and not self.is_precise
+        v_bytes = (
+            2
+            if self.is_precise or ("HALF_VALUES=1" in self.architecture.defines and self.call["pv"] not in (3, 4))
+            else 1
+        )
+        of_v = (self.tensors - 1) * self.kv_bh * self.channels * 4
+        deltas = [launch.first["works"] for launch in launches if launch.kernel.startswith("delta")]
+        shown = 4 * self.kv_bh if self.hides_keys else 0
+        sizes = super().sizes(launches) | {
+            "q_tiles": self.works * 128 * self.channels * bits // 8,
+            "k_tiles": self.kv_bh * self.blocks * 64 * self.channels * bits // 8,
+            "v_tiles": self.kv_bh * self.blocks * 64 * self.channels * v_bytes,
+            "q_scale": self.works * (128 if self.is_4b else 32) * 4, "k_scale": self.kv_bh * self.blocks * 4 * 4,
+            "k_mean": self.kv_bh * self.channels * 4, "v_mean": of_v, "v_scale": of_v,
+            "v_tile_scale": self.kv_bh * self.blocks * 4 if is_int8 else 0,
+            "q_mean": self.works * self.channels * 4 if self.is_4b else 0,
+            "lse_shift": self.q_bh * self.q_length * 4 if self.call["has_lse"] else 0,
+            "partials": self.tensors * self.kv_bh * self.chunks * 3 * self.channels * 4,
+            "bias": max(deltas, default=self.mask_rows) * self.blocks * 64 * 4,
+            "shown": shown, "shown_of_chunks": shown * self.chunks, "rotated": 4 * self.kv_bh,
+        }  # fmt: skip
+        # The attention kernel copies one key block too many: nothing of it lies behind the end.
+        behind = {"k_tiles": 64 * self.channels * bits // 8, "k_scale": 16, "bias": 256}
+        for name, value in (field for launch in launches for field in launch.fields):
+            assert name not in behind or value + sizes[name] + behind[name] <= self.end, name
+        return sizes
+
+    def grid(self, launch: Launch) -> tuple[int, int, int]:
+        name, fields = launch.kernel, launch.first
+        if name.startswith("attention"):
+            return fields["works"], 1, 1
+        if name.startswith("partial_statistics"):
+            return self.kv_bh, self.chunks, self.tensors
+        if name == "finish_statistics":
+            return self.kv_bh, self.tensors, 1
+        if name.startswith("choose_rotation"):
+            return self.kv_bh, 1, 1
+        if name.startswith("quantize"):
+            assert (fields["query_tiles"], fields["key_tiles"]) == (self.works, self.kv_bh * self.blocks)
+            return self.works + 2 * self.kv_bh * self.blocks, 1, 1
+        if name == "mask_bias":
+            return self.mask_rows, parts_of(self.blocks * 64, 256), 1
+        if name.startswith("delta"):
+            slices = (fields["first_work"] + fields["works"] - 1) // self.query_blocks + 1 - fields["first_slice"]
+            assert fields["first_slice"] == fields["first_work"] // self.query_blocks
+            return slices * self.blocks, parts_of(self.query_blocks, 64), 1
+        return super().grid(launch)
+
+    def check_work(self, attentions: list[Launch]) -> None:
+        """The launches take every work item once. Of a key bias each has its head's row, or one of its own."""
+        for numbers in (launch.first for launch in attentions):
+            row = self.blocks * 64
+            strides = [numbers[f"bias_{axis}_stride"] for axis in ("batch", "head", "work")]
+            of_mask = [row * self.mask_rows // self.batch, row if self.call.get("mask_head_stride") else 0, 0]
+            assert strides == ([0, 0, row] if self.is_4b else of_mask if self.mask_rows else [0, 0, 0])
+        ends = [0, *(launch.first["first_work"] + launch.first["works"] for launch in attentions)]
+        assert ends == [*(launch.first["first_work"] for launch in attentions), self.works]

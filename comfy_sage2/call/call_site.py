@@ -19,20 +19,13 @@ def is_indexed(name: str) -> bool:
     return name.startswith(_INDEXED)
 
 
-class Layer(NamedTuple):
-    """One attention call of a pass: "block 7 self", or, where the model names no blocks, its number as "call 12"."""
-
-    name: str
-    head_dim: int
-
-
 class CallSite(NamedTuple):
     """Where in a sampling an attention call stands.
 
     Attributes:
         layer: the number of the call's name, from 0, in the order in which the names of a sampling first came.
         step, steps: sampling step from 0, and the number of steps.
-        name: as in `Layer`.
+        name: of the call; the same in each pass.
         is_self: whether q and k come from the same tokens.
     """
 

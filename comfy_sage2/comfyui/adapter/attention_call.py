@@ -246,16 +246,15 @@ class CallForm:
     Attributes:
         is_repeatable: calls of the same arguments have the same form. Those of tensors of other classes than torch's
             own, and of arguments that cannot be compared, have one each.
-        lengths, head_dim, output_shape, work_key: as of `AttentionCall`.
+        lengths, output_shape, work_key: as of `AttentionCall`.
         is_dense: the channels of q, k and v lie together, so that nothing has to be copied.
     """
 
-    __slots__ = ("head_dim", "is_dense", "is_repeatable", "lengths", "output_shape", "work_key")
+    __slots__ = ("is_dense", "is_repeatable", "lengths", "output_shape", "work_key")
 
     def __init__(self, call: AttentionCall, *, is_repeatable: bool) -> None:
         self.is_repeatable = is_repeatable
         self.lengths = call.lengths
-        self.head_dim = call.head_dim
         self.is_dense = call.q.stride(-1) == call.k.stride(-1) == call.v.stride(-1) == 1
         self.output_shape = call.output_shape()
         self.work_key = call.work_key()

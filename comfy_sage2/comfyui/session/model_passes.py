@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...backends import launches
-from ...call.call_site import Layer, indexed_name
+from ...call.call_site import indexed_name
 from ...sparsity.choices import ModelChanges
 from ...system.readback import Readback
 from ..adapter.token_kinds import ONE_KIND, TokenKinds
@@ -82,7 +82,7 @@ class ModelPass:
         has_slices: q, k and v of a call came in slices.
         check_at_end: the pass can be made again, so the guard looks once at its end; else it looks at each output
             before the model goes on.
-        calls: the attention calls so far.
+        calls: the names of the attention calls so far, such as "block 7 self", or "call 12" of a model without blocks.
         raises_handed_back: the override raises HandedBack, so that the watcher can retry with the call's containers.
         nonfinite: None, or one int32, 0 at first, that calls on its device set when a value is NaN or infinite.
         flag: its copy on the host.
@@ -101,7 +101,7 @@ class ModelPass:
     has_slices: bool = False
     check_at_end: bool = False
     raises_handed_back: bool = False
-    calls: list[Layer] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
     nonfinite: torch.Tensor | None = None
     agreements: torch.Tensor | None = None
     flag: Readback | None = None
@@ -111,13 +111,13 @@ class ModelPass:
     _named: dict[str, int] = field(default_factory=dict)
     _kind: str = ""
 
-    def next_call(self, head_dim: int, block: str | None, is_self: bool) -> str:
+    def next_call(self, block: str | None, is_self: bool) -> str:
         """The name of the call that begins now; `block` makes it, if the model says so.
 
         A name is the same in every pass: models call attention in the same order. Calls of blocks do not count among
         the others, so that a pass in which some blocks are left out keeps the names.
         """
-        return self._count(_kind(block, is_self), head_dim)
+        return self._count(_kind(block, is_self))
 
     def take_back(self) -> None:
         """The call that `next_call` named last was none: it comes again."""
@@ -126,15 +126,15 @@ class ModelPass:
 
     def count_too(self, other: ModelPass) -> str:
         """Count the call that `other`, the same pass of another node, counted last; its name."""
-        return self._count(other._kind, other.calls[-1].head_dim)
+        return self._count(other._kind)
 
-    def _count(self, kind: str, head_dim: int) -> str:
+    def _count(self, kind: str) -> str:
         number = self._named.get(kind, 0)
         self._named[kind] = number + 1
         self._kind = kind
-        layer = _layer(kind, number, head_dim)
-        self.calls.append(layer)
-        return layer.name
+        name = _name(kind, number)
+        self.calls.append(name)
+        return name
 
     def restart(self) -> None:
         """The pass is made again: its calls are counted from the first layer on."""
@@ -186,8 +186,8 @@ def _kind(block: str | None, is_self: bool) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _layer(kind: str, number: int, head_dim: int) -> Layer:
-    return Layer(f"{kind} {number + 1}" if kind and number else kind or indexed_name(number), head_dim)
+def _name(kind: str, number: int) -> str:
+    return f"{kind} {number + 1}" if kind and number else kind or indexed_name(number)
 
 
 def can_read_back(device: torch.device) -> bool:

@@ -338,20 +338,20 @@ class Session:
         options: Mapping[str, Any] | None = None,
     ) -> torch.Tensor:
         """Run another pack's attention. Record the call as that pack's, unless the pack gave it back to this node."""
-        seen, device, head_dim = len(model_pass.calls), call.q.device, call.head_dim
+        seen, device = len(model_pass.calls), call.q.device
         is_self = is_self_attention(call, options or {}, self.cross_attends)
         call.release()
         timer = self._start_timer(model_pass, device)
         out = run()
         timer.stop()
         if len(model_pass.calls) == seen:
-            name = model_pass.next_call(head_dim, block_of(options or {}), is_self)
+            name = model_pass.next_call(block_of(options or {}), is_self)
             self.record.add(self.record.layer_of(name), model_pass.step, Decision(reason=TAKEN, by=owner), timer)
         return out
 
     def _call_site(self, call: AttentionCall, model_pass: ModelPass, options: Mapping[str, Any]) -> CallSite:
         is_self = is_self_attention(call, options, self.cross_attends)
-        name = model_pass.next_call(call.form.head_dim, block_of(options), is_self)
+        name = model_pass.next_call(block_of(options), is_self)
         return CallSite(self.record.layer_of(name), model_pass.step, self._schedule.steps, name, is_self)
 
     def _previous_owner(self) -> str | None:

@@ -61,7 +61,9 @@ def test_slices_are_as_exact_as_the_whole(pv: str, rotate: str, kind: str, fresh
     out, flag = by_reference(tensors, **choices)
     planned = plan(CallSignature.of(*tensors, AttentionOptions(**choices), routing=Routing("reference")))
     assert isinstance(planned, CallPlan) and not flag
-    assert relative_l1(out, exact) <= 1.1 * relative_l1(planned.run(*tensors)[0], exact)
+    # A first slice this short has much smaller values than the rest, which INT8 feels.
+    most = {"fp8": 1.1, "int8": 1.2}[pv]
+    assert relative_l1(out, exact) <= most * relative_l1(planned.run(*tensors)[0], exact)
 
 
 @pytest.mark.parametrize(("pv", "room"), [("fp8", 16.0), ("int8", 4.0)])

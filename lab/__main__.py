@@ -17,6 +17,10 @@ COMMANDS = {
     "videos": ("lab.evaluation.videos", "whole videos with every attention, beside full precision"),
     "accuracy": ("lab.evaluation.accuracy", "the paper's accuracy tables"),
     "sparse": ("lab.measurements.sparse", "one sparse call beside comfy-kitchen's Sol-Attn"),
+    "memory": (
+        "lab.measurements.memory",
+        "what attention takes of memory: calls, MiniMax H3's blocks, the longest clip",
+    ),
     "choices": ("lab.measurements.choices", "what the node chooses by its measurement, beside what is fastest"),
 }
 

@@ -1,7 +1,6 @@
 """`python -m lab bench`: speed, memory and accuracy of the kernels beside the other attentions on this machine.
 
-    python -m lab bench --results docs/results                                # attention-GPU.md
-    python -m lab bench --shapes memory --page memory --results docs/results  # memory.md
+    python -m lab bench --results docs/results  # attention-GPU.md
     python -m lab bench --build after=build/kernels/comfy_sage2_sm80 --page mma-family --results docs/results
 
 All candidates run in this one process and take turns. Builds are kernel packages for this GPU: INT8 and 16-bit products

@@ -90,13 +90,6 @@ GROUPS["calls"] = (
     replace(_BY_NAME["wan-14b-720p"], name="wan-14b-720p-fp16", dtype="fp16"),
     replace(_BY_NAME["wan-1.3b-480p"], name="wan-1.3b-480p-fp16", dtype="fp16"),
 )
-# MiniMax H3 and Wan 14B at lengths at which memory decides what fits.
-GROUPS["memory"] = (
-    Shape("h3-38k", batch=1, heads=56, length=38_010, head_dim=128),
-    Shape("wan-14b-76k", batch=1, heads=40, length=75_600, head_dim=128),
-    Shape("h3-104k", batch=1, heads=56, length=104_000, head_dim=128),
-    Shape("h3-178k", batch=1, heads=56, length=178_000, head_dim=128),
-)
 # Those by which builds of the mma.sync kernels are compared with each other and with peers.
 GROUPS["builds"] = tuple(
     Shape(f"d{head_dim}-h24-n{length}{'-causal' * is_causal}", batch, 24, length, head_dim, is_causal)

@@ -1,0 +1,301 @@
+"""`python -m lab memory`: what attention takes of a GPU's memory, in calls, in MiniMax H3's blocks and in whole clips.
+
+    python -m lab memory --results docs/results  # memory.md
+
+Beside ours: ComfyUI's default and, where this ComfyUI offers it, comfy-kitchen's INT8, with plain tensors and with
+ComfyUI's containers. Peaks are torch's `max_memory_allocated` over what was there before, q, k and v among it in calls.
+Times are medians of five rounds or more, each in an order drawn anew. The attention of an H3 block has its real size
+and random weights. The longest clip is the longest of which a step can be sampled where torch may allocate no more
+than a smaller card has (`set_per_process_memory_fraction`); its random weights are in FP8 and offloaded by ComfyUI.
+Run it with a Python that has ComfyUI's requirements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from comfy_sage2 import attention
+from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE
+from comfy_sage2.comfyui.hooks.sampling import sessions_of
+from comfy_sage2.comfyui.hooks.slices import slicing
+from comfy_sage2.comfyui.patch import patch_model
+from comfy_sage2.comfyui.session import model_passes
+from comfy_sage2.comfyui.settings import ALWAYS, Settings
+from comfy_sage2.options import AttentionOptions
+from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
+
+from ..arguments import above_0, add_seed, cuda_device, parser_of
+from ..bench.candidates import Call, PreparedCandidate
+from ..bench.speed import peak_bytes
+from ..bench.timing import heat, time_in_rounds
+from ..families.declared import FAMILIES, DeclaredModel
+from ..families.models import load, sample
+from ..families.newer import model_config
+from ..families.run import clear, enter_comfyui
+from ..result_page import page_head, show, table, write
+
+DEFAULT, KITCHEN, CONTAINED, OURS, PRECISE = (
+    "ComfyUI's default", "comfy-kitchen INT8", "comfy-kitchen INT8, containers", "SageAttention2 8b",
+    "SageAttention2 precise",
+)  # fmt: skip
+CALLS = ((38_010, 56), (75_600, 40), (104_050, 56), (178_000, 56))
+BLOCKS = (38_010, 104_050, 178_000)
+CARDS = (12, 16)  # GiB
+H3 = next(family for family in FAMILIES if family.name == "MiniMax H3")
+_FRAMES, _MOST_FRAMES = 37, 400  # of latents: 5 s, and more than any card holds
+_SECONDS, _HEAT_SECONDS, _MIB = 20.0, 20.0, 2**20
+
+Run = Callable[[], torch.Tensor]
+
+
+def kitchen(contained: bool) -> Callable[..., torch.Tensor] | None:
+    """An override that computes calls by comfy-kitchen's INT8, of containers if wanted; None where that is missing."""
+    from comfy.ldm.modules import attention as comfyui
+
+    if not getattr(comfyui, "COMFY_KITCHEN_INT8_ATTENTION_IS_AVAILABLE", False):
+        return None
+
+    def override(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = comfyui.attention_comfy_kitchen_int8(*args, **kwargs)
+        return out
+
+    if contained:
+        override.container_function = comfyui.attention_comfy_kitchen_int8.container_function  # type: ignore[attr-defined]
+    return override
+
+
+def calls(tokens: int, heads: int, device: torch.device) -> dict[str, Run]:
+    """Name -> a call of q, k and v (1, N, H, 128), which are views of one projection."""
+    from comfy.ldm.modules.attention import optimized_attention
+
+    q, k, v = torch.randn(1, tokens, 3, heads, 128, device=device, dtype=torch.bfloat16).unbind(2)
+    by_heads = [tensor.transpose(1, 2) for tensor in (q, k, v)]
+    runs: dict[str, Run] = {DEFAULT: partial(optimized_attention, *by_heads, heads, skip_reshape=True)}
+    override = kitchen(contained=False)
+    if override is not None:
+        runs[KITCHEN] = partial(override, None, *by_heads, heads, skip_reshape=True)
+    for name, mode in ((OURS, "8b"), (PRECISE, "precise")):
+        options = AttentionOptions(mode, layout="BNHD", rotate="off")
+        runs[name] = partial(attention, q, k, v, options=options, return_lse=False)
+    return runs
+
+
+@contextmanager
+def in_a_pass(patched: Any, model: Any) -> Iterator[dict[str, Any]]:
+    """ComfyUI's `transformer_options` in a pass of a sampling with a node."""
+    session, options = sessions_of(patched)[-1], patched.model_options["transformer_options"]
+    session.begin_sampling([1.0, 0.0], times_calls=False)
+    model_pass = session.begin_pass(1.0, patched.load_device, options)
+    model_pass.check_at_end = True
+    with model_passes.running(session.slot, model_pass), slicing(session, model):
+        yield options
+    session.end_sampling()
+
+
+def block_attentions(patcher: Any, tokens: int) -> dict[str, Run]:
+    """Name -> the attention of the model's first block, projections and all, of one input (N, C)."""
+    model, device = patcher.model.diffusion_model, patcher.load_device
+    attn = model.blocks[0].attn
+    x = torch.randn(tokens, model.hidden_size, device=device, dtype=torch.bfloat16)
+    from comfy.ldm.minimax.model import rope_rotation_table
+
+    places = torch.rand(tokens, 3, device=device, dtype=torch.float64) * 32
+    rope = rope_rotation_table(model.rope_freqs(places, device), x.dtype)
+
+    def plain(override: Any) -> torch.Tensor:
+        options = {} if override is None else {OVERRIDE: override}
+        out: torch.Tensor = attn(x, rope_freqs=rope, transformer_options=options)
+        return out
+
+    def ours(patched: Any) -> torch.Tensor:
+        with in_a_pass(patched, model) as options:
+            out: torch.Tensor = attn(x, rope_freqs=rope, transformer_options=options)
+        return out
+
+    runs: dict[str, Run] = {DEFAULT: partial(plain, None)}
+    for name, contained in ((KITCHEN, False), (CONTAINED, True)):
+        override = kitchen(contained)
+        if override is not None:
+            runs[name] = partial(plain, override)
+    for name, mode in ((OURS, "8b"), (PRECISE, "precise")):
+        runs[name] = partial(ours, patch_model(patcher, Settings(mode=mode, when=ALWAYS, rotate="off")))
+    return runs
+
+
+def figures(runs: Mapping[str, Run], rng: random.Random, seconds: float) -> dict[str, tuple[int, float]]:
+    """Name -> peak bytes and milliseconds."""
+    for run in runs.values():  # the first call loads what it needs
+        run()
+    peaks = {name: peak_bytes(run) for name, run in runs.items()}
+    prepared = {name: PreparedCandidate(Call(run), Call(run)) for name, run in runs.items()}
+    times = time_in_rounds(prepared, seconds, None, rng)
+    return {name: (peaks[name], median(times[name].calls)) for name in runs}
+
+
+def rows(measured: Mapping[str, Mapping[str, tuple[int, float]]]) -> list[str]:
+    """A table: a row for each size, a column for each attention."""
+    names = list(dict.fromkeys(name for of_size in measured.values() for name in of_size))
+    cells = (
+        [size, *(f"{of_size[name][0] / _MIB:,.0f} MiB, {of_size[name][1]:.1f} ms" for name in names)]
+        for size, of_size in measured.items()
+    )
+    return table(["", *names], cells)
+
+
+def clip(frames: int) -> DeclaredModel:
+    """MiniMax H3's real shape with so many frames of latents."""
+    _, sound = H3.real.latents
+    longer = ((1, 24, frames, 48, 84), (*sound[:3], sound[3] * frames // _FRAMES))
+    return replace(H3.real, latents=longer, fewer={})
+
+
+def in_fp8(device: torch.device) -> Any:
+    """ComfyUI's ModelPatcher of the whole model in FP8 on the CPU, whose weights it brings to the device as it can."""
+    import comfy.model_patcher
+
+    config = model_config(H3.model)(dict(H3.real.config))
+    config.set_inference_dtype(torch.float8_e4m3fn, torch.bfloat16, device=device)
+    model = config.get_model({}, "", device=torch.device("cpu"))
+    values = torch.randn(1 << 28, dtype=torch.bfloat16)
+    for parameter in model.diffusion_model.parameters():
+        if parameter.ndim > 1:
+            size = parameter.numel()
+            parameter.data = (
+                (values[:size] * (size / parameter.shape[0]) ** -0.5).view(parameter.shape).to(parameter.dtype)
+            )
+        else:
+            parameter.data = torch.ones(parameter.shape, dtype=torch.bfloat16)
+    for buffer in model.diffusion_model.buffers():
+        buffer.copy_(10000.0 ** -(torch.arange(buffer.numel()) / buffer.numel()))  # the frequencies of its positions
+    model.diffusion_model.eval().requires_grad_(False)
+    return comfy.model_patcher.ModelPatcher(model, load_device=device, offload_device=torch.device("cpu"))
+
+
+@contextmanager
+def card(gigabytes: int, device: torch.device) -> Iterator[None]:
+    """torch and ComfyUI have as much memory as on a smaller card."""
+    import comfy.model_management
+
+    size = gigabytes << 30
+
+    def free(dev: Any = None, torch_free_too: bool = False) -> Any:
+        left = size - torch.cuda.memory_allocated(device)
+        return (left, left) if torch_free_too else left
+
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(size / total, device)
+    try:
+        with patch.object(comfy.model_management, "get_free_memory", free):
+            yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def longest(candidate: Any) -> int:
+    """Frames of latents of the longest clip of which a step can be sampled, within a frame in 32."""
+    fits, fails = 0, _MOST_FRAMES
+    while fails - fits > max(fits // 32, 1):
+        frames = (fits + fails) // 2 if fails < _MOST_FRAMES or fits else _FRAMES
+        if fits and fails == _MOST_FRAMES:
+            frames = min(2 * fits, _MOST_FRAMES - 1)
+        try:
+            sample(candidate, H3, clip(frames), 1)
+            fits = frames
+        except torch.cuda.OutOfMemoryError:
+            fails = frames
+        clear()
+    return fits
+
+
+def clips(device: torch.device) -> list[str]:
+    """The table of longest clips."""
+    patcher = in_fp8(device)
+    candidates: dict[str, Any] = {DEFAULT: patcher.clone()}
+    override = kitchen(contained=True)
+    if override is not None:
+        candidates[CONTAINED] = patcher.clone()
+        candidates[CONTAINED].model_options.setdefault("transformer_options", {})[OVERRIDE] = override
+    candidates[OURS] = patch_model(patcher, Settings(mode="8b", when=ALWAYS))
+    cells = []
+    for gigabytes in CARDS:
+        with card(gigabytes, device):
+            frames = {name: longest(candidate) for name, candidate in candidates.items()}
+        tokens = (f"{count} ({count * 24 * 42:,} tokens)" for count in frames.values())
+        cells.append([f"{gigabytes} GB", *tokens])
+    return table(["", *candidates], cells)
+
+
+def body(options: argparse.Namespace, device: torch.device) -> list[str]:
+    """Measure; the page below its head."""
+    rng = random.Random(options.seed)
+    heat(_HEAT_SECONDS)
+    of_calls = {}
+    for tokens, heads in CALLS:
+        of_calls[f"{tokens:,} tokens, {heads} heads"] = figures(calls(tokens, heads, device), rng, options.seconds)
+        clear()
+    patcher = load(H3, replace(H3.real, fewer={"num_layers": 1}), torch.bfloat16, device)
+    of_blocks = {}
+    for tokens in BLOCKS:
+        of_blocks[f"{tokens:,} tokens"] = figures(block_attentions(patcher, tokens), rng, options.seconds)
+        clear()
+    lines = [
+        "Peaks are over what was there before: in calls q, k and v, in a block its input. Times are medians of five "
+        "rounds or more, each in an order drawn anew.",
+        "",
+        "Calls: head_dim 128, bf16, q, k and v as views of one projection. The peak with the output.",
+        "",
+        *rows(of_calls),
+        "",
+        "The attention of a block of MiniMax H3 with its projections: its real size, random weights in bf16.",
+        "",
+        *rows(of_blocks),
+    ]
+    if options.clips:
+        lines += [
+            "",
+            "The longest clip of MiniMax H3 of which a step can be sampled, in frames of latents, where torch may "
+            "allocate as much as on a smaller card: random weights in FP8, offloaded as ComfyUI does it. ComfyUI's "
+            "functions behind the attention are as they are, and take more memory than it.",
+            "",
+            *clips(device),
+        ]
+    return lines
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; 0 when everything was measured."""
+    parser = parser_of("memory", __doc__, "memory.md")
+    parser.add_argument("--comfyui", type=comfyui_folder, help="folder of ComfyUI (default: the first one found)")
+    parser.add_argument(
+        "--seconds", type=above_0, default=_SECONDS, help=f"for the times of a size (default: {_SECONDS:.0f})"
+    )
+    parser.add_argument("--no-clips", dest="clips", action="store_false", help="leave out the longest clips")
+    add_seed(parser)
+    options = parser.parse_args(arguments)
+    device = cuda_device("memory")
+    folders = [options.comfyui] if options.comfyui else comfyui_folders()
+    if not folders:
+        parser.error("there is no ComfyUI in the usual folders: name its folder with --comfyui")
+    enter_comfyui(folders[0].resolve())
+    lines = page_head(
+        "Memory of attention",
+        device,
+        settings="`rotate` off in calls and blocks, a new node in clips but for the mode",
+        command=f"python -m lab memory --seed {options.seed} --results docs/results",
+        host=f", ComfyUI {'.'.join(map(str, comfyui_version(folders[0])))}",
+    )
+    with torch.inference_mode():
+        lines += body(options, device)
+    write(lines, "memory", options.results)
+    show(lines)
+    return 0

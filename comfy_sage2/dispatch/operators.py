@@ -180,6 +180,11 @@ def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tupl
     return without_values(q, AttentionOptions(*_split(rest)[2]))
 
 
+def like_q(q: torch.Tensor, *rest: object) -> torch.Tensor:
+    """An output of q's shape without values: the fake of operators that have no LSE."""
+    return q.new_empty(q.shape)
+
+
 def without_values(q: torch.Tensor, options: AttentionOptions) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and LSE of a call, for a compiler that asks for their shapes; the LSE is empty where none is asked for."""
     batch, heads, tokens = (q.shape[options.layout.index(axis)] for axis in "BHN")

@@ -28,7 +28,7 @@ from ..autotune.auto_mode import auto_mode
 from ..call.signature import ANY, IGNORED, NO_LESS_EXACT, CallSignature, Routing
 from ..call.tensors import OptionalTensors, with_dense_rows
 from ..dispatch import registry
-from ..dispatch.operators import define, run, run_by_the_compiler
+from ..dispatch.operators import define, like_q, run, run_by_the_compiler
 from ..dispatch.plan import Refusal, plan
 from ..options import AUTO, EXACT, AttentionOptions, check_choice
 from ..timing.measure import ensure_timed
@@ -294,15 +294,11 @@ def _run(
     return out.contiguous()  # as the compiler was promised
 
 
-def _fake(q: torch.Tensor, *rest: object) -> torch.Tensor:
-    return q.new_empty(q.shape)
-
-
 _operator = define(
     "diffusers_attention(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, bool is_causal, float? scale, str name)"
     " -> Tensor",
     _run,
-    _fake,
+    like_q,
 )
 
 

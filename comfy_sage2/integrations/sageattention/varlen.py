@@ -9,7 +9,7 @@ import torch
 from ...autotune.store import choices_of
 from ...autotune.timings import PLAIN, Candidate, Work
 from ...call.signature import require_tensors
-from ...dispatch.operators import OPTIONS_SCHEMA, define, has_observer, refuse_tangents
+from ...dispatch.operators import OPTIONS_SCHEMA, define, has_observer, like_q, refuse_tangents
 from ...options import AttentionOptions
 from ...timing.measure import ensure_timed
 from ..torch_attention import CallTensors, autocast, reason_for_torch
@@ -106,15 +106,8 @@ def _calls(
 ) -> Iterator[tuple[slice, CallTensors]]:
     """The dense calls of the sequences, each with its tokens of q. Raises as `_segments`."""
     for sequences, rows, keys in _segments(q, k, starts_q, starts_k):
-        yield (
-            rows,
-            CallTensors(_batch(q, rows, sequences), _batch(k, keys, sequences), _batch(v, keys, sequences), None),
-        )
-
-
-def _batch(tensor: torch.Tensor, tokens: slice, sequences: int) -> torch.Tensor:
-    part: torch.Tensor = tensor[tokens].unflatten(0, (sequences, -1))
-    return part
+        q_part, k_part, v_part = (part.unflatten(0, (sequences, -1)) for part in (q[rows], k[keys], v[keys]))
+        yield rows, CallTensors(q_part, k_part, v_part, None)
 
 
 def _segments(
@@ -154,9 +147,5 @@ def _checked(name: str, starts: torch.Tensor, tensor: torch.Tensor) -> list[int]
     return ends
 
 
-def _fake(q: torch.Tensor, *rest: object) -> torch.Tensor:
-    return q.new_empty(q.shape)
-
-
 _ARGUMENTS = f"Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, float? scale, {OPTIONS_SCHEMA}"
-_operator = define(f"sageattention_varlen({_ARGUMENTS}) -> Tensor", _run, _fake)
+_operator = define(f"sageattention_varlen({_ARGUMENTS}) -> Tensor", _run, like_q)

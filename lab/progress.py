@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 from typing import TextIO
 
 _LABEL_WIDTH, _BAR_WIDTH = 24, 30
@@ -33,9 +32,7 @@ class ProgressBar:
             self._draw(share, end="\n")
             self._written = share
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self._draw(1.0, end="\n")
         elif self._is_terminal:

@@ -16,7 +16,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MethodType, TracebackType
+from types import MethodType
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -117,9 +117,7 @@ class Patch:
     def __enter__(self) -> Patch:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.undo()
 
     def summary(self) -> str:

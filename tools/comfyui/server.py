@@ -12,7 +12,6 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from safetensors.torch import load_file
@@ -102,9 +101,7 @@ class ComfyServer:
                 time.sleep(0.25)
         raise NotStarted(f"{self.root} did not answer within {START_SECONDS} s:\n{self.tail()}")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def stop(self) -> None:

@@ -38,18 +38,14 @@ function showBadge(node, text, tone) {
   node.setDirtyCanvas(true, true);
 }
 
-// What was said once is not said again while this page is open.
-const said = new Set();
-
 function say(node, detail) {
-  if (!detail || said.has(detail)) return;
-  said.add(detail);
   app.extensionManager.toast.add({ severity: "warn", summary: node.title, detail, life: 20000 });
 }
 
 // A line about the workflow's file.
 export function notify(node, line) {
   showBadge(node, "saved by another version", "warning");
+  node.isNotified = true;
   say(node, line);
 }
 
@@ -97,12 +93,12 @@ function* numbered(graph, prefix = "") {
 const rootGraph = () => app.rootGraph ?? app.graph;
 
 // Shows what a node of this graph has said; the node, or undefined.
-function show({ workflow, node: number, type, text, badge, tone }) {
+function show(isNews, { workflow, node: number, type, text, badge, tone }) {
   const graph = rootGraph();
   const node = graph?.id === workflow ? new Map(numbered(graph)).get(number) : undefined;
   if (node?.type !== type) return undefined;
   mark(node, text);
-  showBadge(node, badge, tone);
+  if (isNews || !node.isNotified) showBadge(node, badge, tone);
   if (type === REPORT) showReport(node, text);
   return node;
 }
@@ -112,15 +108,18 @@ async function refresh() {
   const graph = rootGraph();
   if (!graph?.id) return;
   const answer = await api.fetchApi(`/comfy_sage2/node_status?${new URLSearchParams({ workflow: graph.id })}`);
-  if (answer.ok) (await answer.json()).forEach(show);
+  if (answer.ok) (await answer.json()).forEach((entry) => show(false, entry));
 }
 
 app.registerExtension({
   name: "comfy_sage2.node_status",
   setup() {
+    const said = new Set(); // what a run said is not said again while this page is open
     api.addEventListener("comfy_sage2.status", ({ detail }) => {
-      const node = show(detail);
-      if (node && node.type !== REPORT) say(node, detail.text);
+      const node = show(true, detail);
+      if (!node || node.type === REPORT || !detail.text || said.has(detail.text)) return;
+      said.add(detail.text);
+      say(node, detail.text);
     });
   },
   afterConfigureGraph: refresh,

@@ -16,6 +16,8 @@ FEATURES = {
     "a list of missing models": STORE.format(name="missingModel") + " !== undefined",
     # That of 1.35 stands still for minutes where the environment has a newer ComfyUI's templates.
     "template browser for newer templates than its own": "!window.__COMFYUI_FRONTEND_VERSION__.startsWith('1.35.')",
+    # Its Nodes 2.0 show the badges that a node has when it is made.
+    "badges that change in Nodes 2.0": "!window.__COMFYUI_FRONTEND_VERSION__.startsWith('1.35.')",
     # Until then the words have to stand one after another. Only the version tells.
     "template search by words": "Number(window.__COMFYUI_FRONTEND_VERSION__.split('.')[1]) > 35",
 }

@@ -7,8 +7,7 @@ from dataclasses import astuple, dataclass
 
 import torch
 
-# Powers of 1 / x, where x^3 = x + 1: their multiples fill a square evenly, as those of the golden ratio fill a line.
-_OF_NUMBER, _OF_SAMPLE = 0.7548776662466927, 0.5698402909980532
+_GOLDEN = 0.6180339887498949  # the fractions of its multiples fill a line evenly
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,8 @@ def average(results: Iterable[Agreement]) -> Agreement:
     return Agreement(*(sum(column) / len(column) for column in columns))
 
 
-def spread(count: int, most: int, device: torch.device, *, sample: int = 0) -> torch.Tensor:
-    """At most `most` indices, one from each of as many equal parts of range(count), int64; each `sample` has others.
+def spread(count: int, most: int, device: torch.device) -> torch.Tensor:
+    """At most `most` indices, one from each of as many equal parts of range(count), int64.
 
     Their places within the parts differ: evenly spaced tokens of a picture whose width divides the spacing would all be
     of one column.
@@ -66,8 +65,7 @@ def spread(count: int, most: int, device: torch.device, *, sample: int = 0) -> t
     taken = min(count, most)
     numbers = torch.arange(taken + 1, device=device)
     ends = numbers * count // max(taken, 1)
-    shares = numbers[:-1].double().mul_(_OF_NUMBER).add_(sample * _OF_SAMPLE).frac_()
-    return ends[:-1] + (ends.diff() * shares).long()
+    return ends[:-1] + (ends.diff() * numbers[:-1].double().mul_(_GOLDEN).frac_()).long()
 
 
 def exact_rows(

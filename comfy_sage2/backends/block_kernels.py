@@ -1,6 +1,6 @@
-"""What sparse attention needs beside the attention: scores of key blocks, lists of those to compute, and the tail.
+"""What sparse attention needs beside the attention: scores and outputs of key blocks, lists of them, and the tail.
 
-Each function takes the kernel module that `module_for` gives for the device. Without a module it computes the same in
+What kernels compute takes the kernel module that `module_for` gives for the device. Without a module it is the same in
 plain PyTorch, by `reference`. Kernels have means of tokens in bfloat16 and all sums in float32. They read q, k and v in
 place where attention kernels can; else these are copied.
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..block_mask import BlockMask, blocks_of
+from ..block_mask import BLOCK_TOKENS, BlockMask, blocks_of
 from ..call.signature import TensorForm
 from ..kernels import loader
 from ..reference import block_scores as reference
@@ -23,7 +23,7 @@ from ..reference.pooled_tail import add_pooled_tail_
 from . import self_test
 from .kernels import KERNELS
 from .module_plan import ELEMENT_CODES
-from .readable import is_readable, readable
+from .readable import ALIGNMENT, is_readable, readable
 
 
 def module_for(device: torch.device) -> ModuleType | None:
@@ -103,6 +103,73 @@ def block_lists(
         **{name: tensor.data_ptr() for name, tensor in contiguous.items()},
     )
     return lists
+
+
+def block_outputs(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, bias: torch.Tensor | None = None
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """What some rows get from each key block alone, in one entry of a batch.
+
+    By torch's flash attention where it can, for which each block is an entry of a batch; else head by head in float32.
+
+    Args:
+        q: rows of each head, (R, Hq, D); k, v: (Hkv, N, D).
+        bias: float32 (Hq | 1, 1, N), added to the scaled scores of all rows, or None.
+
+    Returns:
+        The outputs, (R, Hq, full blocks, D) and (R, Hq, 1, D) of a ragged last block, or one of them; in v's dtype or
+        float32. Their LSE, (R, Hq, T) float32.
+    """
+    full = k.shape[1] // BLOCK_TOKENS * BLOCK_TOKENS
+    parts = [part for part in (slice(0, full), slice(full, k.shape[1])) if part.start < part.stop]
+    attend = _by_flash if bias is None and _reads_by_flash(k) and _reads_by_flash(v) else _by_heads
+    of_parts = [
+        attend(q, k[:, part], v[:, part], scale, None if bias is None else bias[..., part], part.stop - part.start)
+        for part in parts
+    ]
+    lse = [lse for _, lse in of_parts]
+    return tuple(out for out, _ in of_parts), lse[0] if len(lse) == 1 else torch.cat(lse, dim=2)
+
+
+def _reads_by_flash(x: torch.Tensor) -> bool:
+    """Whether torch's flash attention reads x (Hkv, N, D) in place."""
+    if x.device.type != "cuda" or x.dtype not in (torch.float16, torch.bfloat16) or torch.version.hip is not None:
+        return False
+    if torch.cuda.get_device_capability(x.device) < (8, 0) or not torch.backends.cuda.is_flash_attention_available():
+        return False
+    return is_readable(TensorForm.of(x[None])) and x.data_ptr() % ALIGNMENT == 0
+
+
+def _by_flash(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, bias: None, length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = min(length, BLOCK_TOKENS)
+    k, v = (x.unflatten(1, (-1, tokens)).transpose(0, 1) for x in (k, v))
+    rows = q.transpose(0, 1).expand(len(k), -1, -1, -1)
+    out, lse = torch._scaled_dot_product_flash_attention(rows, k, v, scale=scale)[:2]
+    return out.permute(2, 1, 0, 3), lse.permute(2, 1, 0)
+
+
+def _by_heads(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, bias: torch.Tensor | None, length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = min(length, BLOCK_TOKENS)
+    rows, heads, head_dim = q.shape
+    blocks, group = length // tokens, heads // len(k)
+    out = q.new_empty((heads, rows, blocks, head_dim), dtype=torch.float32)
+    lse = q.new_empty((heads, rows, blocks), dtype=torch.float32)
+    for head in range(heads):
+        of_blocks = (x[head // group].float().unflatten(0, (blocks, tokens)) for x in (k, v))
+        keys, values = of_blocks
+        scores = (q[:, head].float() * scale) @ keys.mT  # (blocks, R, tokens)
+        if bias is not None:
+            scores += bias[head % len(bias), 0].unflatten(0, (blocks, 1, tokens))
+        sums = scores.logsumexp(dim=2)
+        lse[head] = sums.T
+        # Where all keys of a block are hidden, -inf - -inf would be NaN.
+        scores -= sums.masked_fill(sums == -torch.inf, 0.0)[..., None]
+        out[head] = (scores.exp_() @ values).transpose(0, 1)
+    return out.transpose(0, 1), lse.transpose(0, 1)
 
 
 def add_tail_(

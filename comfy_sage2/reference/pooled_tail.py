@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..block_mask import BLOCK_TOKENS
+from ..block_mask import BLOCK_TOKENS, blocks_of
 from .block_scores import POOL_TOKENS, POOLS_OF_BLOCK, dtype_of, pool_tokens
 
 CENTER_TOKENS = 64
@@ -49,11 +49,10 @@ def add_pooled_tail_(
                 own = q[b, head], k[b, head // group], v[b, head // group]
                 queries, keys, values = (tensor.to(dtype_of(q)) for tensor in own)
                 center = center_of(keys)
-                key_means, counts = _block_means(keys - center)
-                value_means, _ = _block_means(values)
+                key_means, value_means = block_means(keys - center), block_means(values)
                 active = active_blocks[b, head].repeat_interleave(POOLS_OF_BLOCK, dim=0)
                 pools = pool_tokens(queries)[0]
-                scores = pools @ key_means.T * scale + counts.log()
+                scores = pools @ key_means.T * scale + tokens_of_blocks(keys).log()
                 scores = scores.masked_fill(active[: pools.shape[0]], -torch.inf)
                 of_pools = scores.logsumexp(dim=1)
                 # A sub-pool without a tail has no probabilities: 0 in the place of -inf keeps NaN away.
@@ -71,9 +70,19 @@ def add_pooled_tail_(
                 lse[b, head] = torch.where(has_tail, both.to(lse.dtype), lse[b, head])
 
 
-def _block_means(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each 128 tokens of x (N, D) their mean, and how many they are: (T, D) and (T,)."""
-    parts = x.split(BLOCK_TOKENS)
-    counts = x.new_tensor([part.shape[0] for part in (parts[0], parts[-1])])
-    counts = torch.cat((counts[:1].expand(len(parts) - 1), counts[1:]))
-    return torch.stack([part.mean(dim=0) for part in parts]), counts
+def block_means(x: torch.Tensor) -> torch.Tensor:
+    """The mean of each 128 tokens of x (..., N, D): (..., T, D) float32, or float64 for a float64 `x`."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    full = x.shape[-2] // BLOCK_TOKENS * BLOCK_TOKENS
+    means = x[..., :full, :].unflatten(-2, (-1, BLOCK_TOKENS)).mean(dim=-2, dtype=dtype)
+    if full == x.shape[-2]:
+        return means
+    return torch.cat((means, x[..., full:, :].mean(dim=-2, keepdim=True, dtype=dtype)), dim=-2)
+
+
+def tokens_of_blocks(x: torch.Tensor) -> torch.Tensor:
+    """How many tokens each block of x (..., N, D) has: (T,) float32, or float64 for a float64 `x`."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    counts = torch.full((blocks_of(x.shape[-2]),), float(BLOCK_TOKENS), dtype=dtype, device=x.device)
+    counts[-1] -= -x.shape[-2] % BLOCK_TOKENS
+    return counts

@@ -7,6 +7,7 @@ from functools import lru_cache
 import torch
 
 from ..block_mask import BLOCK_TOKENS, blocks_of
+from ..system.readback import uploaded
 
 TokenRange = tuple[int, int]  # from a token to before another one
 
@@ -21,13 +22,8 @@ def blocks_with(ranges: tuple[TokenRange, ...], length: int) -> torch.Tensor:
     return blocks
 
 
-def raise_always_computed_(scores: torch.Tensor, keys: torch.Tensor, queries: torch.Tensor) -> None:
-    """Set the scores (B, Hq, Tq, Tk) of key blocks `keys` and of query blocks `queries`, both bool, to +inf."""
-    if keys.any():
-        scores[..., _numbers(keys, scores.device)] = torch.inf
-    if queries.any():
-        scores[:, :, _numbers(queries, scores.device)] = torch.inf
-
-
-def _numbers(blocks: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return blocks.nonzero()[:, 0].to(device, non_blocking=True)
+def raise_always_computed_(scores: torch.Tensor, blocks: torch.Tensor) -> None:
+    """Set the scores (B, Hq, T, T) of these blocks, bool (T,), to +inf: as keys and as queries."""
+    if blocks.any():
+        raised = uploaded(blocks, scores.device)
+        scores.masked_fill_(raised | raised[:, None], torch.inf)

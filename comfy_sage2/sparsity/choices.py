@@ -19,6 +19,7 @@ from ..backends.block_kernels import block_lists, block_scores, module_for
 from ..block_mask import BlockMask
 from ..system.readback import Readback
 from .always_computed import TokenRange
+from .errors import Inputs
 from .thresholds import blocks_error, choose
 
 STEPS_SERVED = 2  # by one choice, the step in which it is made counted
@@ -135,11 +136,8 @@ class BlockChoices:
         self,
         key: ChoiceKey,
         moment: Moment,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        inputs: Inputs,
         *,
-        scale: float,
         always: tuple[TokenRange, ...] = (),
         least_skipped: float = 0.0,
     ) -> BlockMask | None:
@@ -150,8 +148,7 @@ class BlockChoices:
         moments are thrown away.
 
         Args:
-            q, k, v: (B, H, N, D); k and v may have fewer heads.
-            scale: softmax scale.
+            inputs: of the call.
             always: tokens whose blocks are computed whatever their scores: as keys of all queries, and as queries with
                 all keys.
             least_skipped: the share of the blocks that a mask of an earlier step must skip to be worth its time.
@@ -164,12 +161,12 @@ class BlockChoices:
         # In the moment of a choice another call may look the same, which has a choice of its own.
         earlier = None if known is None or known.moment == moment else known.blocks
         if known is None or earlier is None or not 0 <= moment.step - known.moment.step < STEPS_SERVED:
-            blocks = self._choose(key, moment, q, k, v, scale, always, earlier)
+            blocks = self._choose(key, moment, inputs, always, earlier)
         elif earlier.skipped_share() < least_skipped:
             return None
-        elif self._is_outdated(known, moment, q, k, v, scale, always):
+        elif self._is_outdated(known, moment, inputs, always):
             self._forget_before(moment)
-            blocks = self._choose(key, moment, q, k, v, scale, always, earlier)
+            blocks = self._choose(key, moment, inputs, always, earlier)
         else:
             blocks = earlier
         self.figures[key.layer].computed.append((moment, blocks.shares))
@@ -177,22 +174,12 @@ class BlockChoices:
         threshold = torch.full(active.shape[:2], 0.5, device=active.device)
         return BlockMask(block_lists(module_for(active.device), active, threshold=threshold))
 
-    def _is_outdated(
-        self,
-        known: _Choice,
-        moment: Moment,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        always: tuple[TokenRange, ...],
-    ) -> bool:
+    def _is_outdated(self, known: _Choice, moment: Moment, inputs: Inputs, always: tuple[TokenRange, ...]) -> bool:
         """Whether a head of this call, the first one of `moment` to ask, loses more than the bound by these blocks."""
         if self._checked == moment:
             return False
         self._checked = moment
-        sample = known.moment.step
-        lost = blocks_error(q, k, v, known.blocks.active(), scale=scale, sample=sample, always=always)
+        lost = blocks_error(inputs, known.blocks.active(), sample=known.moment.step, always=always)
         return not bool((lost <= self._bound).all())
 
     def _forget_before(self, moment: Moment) -> None:
@@ -204,16 +191,13 @@ class BlockChoices:
         self,
         key: ChoiceKey,
         moment: Moment,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
+        inputs: Inputs,
         always: tuple[TokenRange, ...],
         earlier: PackedBlocks | None,
     ) -> PackedBlocks:
-        scores = block_scores(module_for(q.device), q, k, scale)
+        scores = block_scores(module_for(inputs.q.device), inputs.q, inputs.k, inputs.scale)
         outdated = None if earlier is None else earlier.active()
-        choice = choose(q, k, v, scores, self._bound, scale=scale, sample=moment.step, always=always, compared=outdated)
+        choice = choose(inputs, scores, self._bound, sample=moment.step, always=always, compared=outdated)
         figures = self.figures[key.layer]
         figures.errors.append((moment, choice.errors.amax(dim=0)))
         if choice.compared_errors is not None:

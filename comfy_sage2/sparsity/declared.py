@@ -17,6 +17,7 @@ from ..reference.block_scores import blocks_of_share
 from ..text import quoted
 from . import levels
 from .always_computed import TokenRange, blocks_with
+from .errors import Inputs
 from .key_bias import add_to_scores, key_bias, without_hidden_keys
 from .thresholds import choose
 
@@ -26,7 +27,7 @@ class Sparse:
     """Which key blocks of 128 a self-attention call leaves out: those that matter least, by means of 16 tokens of Q, K.
 
     Attributes:
-        bound: None, or the relative L2 error that each head may have on 64 sampled rows, against exact attention; the
+        bound: None, or the relative L2 error that each head may have on some sampled rows, against exact attention; the
             call leaves out as many blocks as that allows.
         share: None, or the share of the key blocks that each block of 128 queries attends to: the most probable ones.
         always: ranges of tokens, (first, behind the last), such as those of text. Their blocks are computed whatever
@@ -133,5 +134,5 @@ class Sparse:
                 count = blocks_of_share(self.share, scores.shape[3])
                 return BlockMask(block_lists(module, scores, count=count, always=blocks, dense=blocks))
             assert self.bound is not None
-            choice = choose(q, k, v, scores, self.bound, scale=scale, always=self.always, bias=bias)
+            choice = choose(Inputs(q, k, v, scale, bias), scores, self.bound, always=self.always)
             return BlockMask(block_lists(module, scores, threshold=choice.thresholds))

@@ -1,4 +1,4 @@
-"""Values of a device tensor on the host, copied while the device and the host go on."""
+"""Small tensors from a device to the host and back, copied while both go on."""
 
 from __future__ import annotations
 
@@ -33,3 +33,8 @@ class Readback:
             self._copied.synchronize()
         copied: list[float] = self._values.tolist()
         return copied
+
+
+def uploaded(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on `device` of a tensor on the host, made without waiting for the device."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)

@@ -24,6 +24,7 @@ from comfy_sage2.autotune.auto_mode import auto_mode
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AUTO, MODES, AttentionOptions
 from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment
+from comfy_sage2.sparsity.errors import Inputs
 from comfy_sage2.sparsity.levels import LEVELS
 from comfy_sage2.timing.measure import ensure_timed
 
@@ -85,7 +86,7 @@ class SparseAttention:
             return self._ours(q, k, v)
         key = ChoiceKey(self._layer, tuple(q.shape), k.shape[2], q.device)
         self._layer += 1
-        mask = self._choices.block_mask(key, Moment(self._step), q, k, v, scale=q.shape[3] ** -0.5)
+        mask = self._choices.block_mask(key, Moment(self._step), Inputs(q, k, v, q.shape[3] ** -0.5))
         return self._ours(q, k, v, block_mask=mask)
 
 

@@ -12,7 +12,6 @@ Sol-Attn is measured where comfy_kitchen can be imported; a build is a kernel pa
 from __future__ import annotations
 
 import importlib
-import math
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -35,13 +34,13 @@ from ..bench.candidates import Call, PreparedCandidate
 from ..bench.ours import Build
 from ..bench.timing import Timed, heat, time_in_rounds
 from ..result_page import page_head, show, table, write
+from .sparse_inputs import video_like
 
 HEADS, HEAD_DIM = 40, 128
 GRID = (21, 45, 80)  # frames, height and width in tokens
 DENSE = "dense 8b"
 SHARES, TAIL_SHARES, BOUNDS = (0.58, 0.39, 0.2, 0.1, 0.05), (0.5, 0.2, 0.1, 0.05), (0.02, 0.05, 0.1)
 OPTIONS = AttentionOptions("8b", layout="BNHD", rotate="off")
-_SHARPNESS, _WIDTHS, _WIDTH_OF_VALUES, _NOISE = (6.0, 10.0, 14.0), (1.5, 16.0), 12.0, 0.5
 _ROWS, _SECONDS, _HEAT_SECONDS = 384, 60.0, 20.0
 
 Attend = Callable[[], torch.Tensor]
@@ -56,37 +55,6 @@ class Inputs:
     v: torch.Tensor
     rows: torch.Tensor
     exact: torch.Tensor
-
-
-def video_like(
-    grid: tuple[int, int, int], heads: int, head_dim: int, device: torch.device, seed: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Random q, k and v (1, N, H, D) bf16 of a video's tokens, frame by frame.
-
-    Where two tokens lie in frame, height and width enters q and k through random waves, so that scores fall with their
-    distance, over 1.5 to 16 tokens by the head; the highest are 6, 10 or 14 above the mean, as natural logarithms.
-    """
-    generator = torch.Generator(device=device).manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, device=device)
-
-    def phases(count: int) -> torch.Tensor:
-        return 2 * math.pi * torch.rand(1, count, generator=generator, device=device)
-
-    place = torch.cartesian_prod(*(torch.arange(size, dtype=torch.float32, device=device) for size in grid))
-    tokens, waves = len(place), head_dim // 2
-    q, k, v = (torch.empty(1, tokens, heads, head_dim, dtype=torch.bfloat16, device=device) for _ in range(3))
-    for head in range(heads):
-        width = _WIDTHS[0] * (_WIDTHS[1] / _WIDTHS[0]) ** (head / max(heads - 1, 1))
-        size = math.sqrt(_SHARPNESS[head % len(_SHARPNESS)] * math.sqrt(head_dim) / waves)
-        angle = place @ (normal(3, waves) / width) + phases(waves)
-        wave = size * torch.cat([angle.cos(), angle.sin()], dim=1)
-        q[0, :, head] = wave + _NOISE * normal(tokens, head_dim)
-        k[0, :, head] = wave + _NOISE * normal(tokens, head_dim) + _NOISE * normal(1, head_dim)
-        value = (place @ (normal(3, head_dim) / _WIDTH_OF_VALUES) + phases(head_dim)).cos()
-        v[0, :, head] = 1.2 * value + _NOISE * normal(tokens, head_dim)
-    return q, k, v
 
 
 def exact_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -152,7 +120,7 @@ def rows(times: Mapping[str, Timed], lost: Mapping[str, tuple[float, float]]) ->
 
 def body(device: torch.device, builds: Sequence[Build], seed: int, seconds: float) -> list[str]:
     """Measure; the page below its head."""
-    q, k, v = video_like(GRID, HEADS, HEAD_DIM, device, seed)
+    q, k, v, _ = video_like(GRID, HEADS, HEAD_DIM, device, seed)
     sampled = torch.randperm(q.shape[1], device=device)[:_ROWS]
     inputs = Inputs(q, k, v, sampled, exact_rows(q, k, v, sampled))
     named = calls(builds, inputs)

@@ -19,6 +19,7 @@ from ...options import EXACT
 from ...sparsity import levels
 from ...sparsity.always_computed import blocks_with
 from ...sparsity.choices import BlockChoices, ChoiceKey, ModelChanges, Moment, values
+from ...sparsity.errors import Inputs
 from ...text import error_text
 from ..adapter import memory, pass_options
 from ..adapter.attention_call import AttentionCall
@@ -150,10 +151,7 @@ class BlockSparsity:
             mask = self._choices.block_mask(
                 ChoiceKey(site.layer, tuple(q.shape), k.shape[2], q.device, entries, model_pass.changes),
                 _moment(model_pass),
-                q,
-                k,
-                v,
-                scale=dense.signature.scale,
+                Inputs(q, k, v, dense.signature.scale),
                 always=model_pass.token_kinds.others(k.shape[2]),
                 least_skipped=least_skipped,
             )

@@ -14,6 +14,7 @@ from comfy_sage2.comfyui.session import sparsity
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment
+from comfy_sage2.sparsity.errors import Inputs
 from comfy_sage2.sparsity.levels import LEVELS
 
 from .calls import REFERENCE, ones, settings
@@ -102,7 +103,7 @@ def selected(level: str, tensors: list[torch.Tensor], step: int = 0) -> torch.Te
     q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in tensors)
     choices = BlockChoices(LEVELS[level])
     mask = choices.block_mask(
-        ChoiceKey(0, tuple(q.shape), k.shape[2], q.device), Moment(step), q, k, v, scale=HEAD_DIM**-0.5
+        ChoiceKey(0, tuple(q.shape), k.shape[2], q.device), Moment(step), Inputs(q, k, v, HEAD_DIM**-0.5)
     )
     assert isinstance(mask, BlockMask)
     return mask.to_dense()

@@ -17,6 +17,7 @@ from comfy_sage2.comfyui.session.model_passes import ModelPass
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.dispatch import registry
 from comfy_sage2.sparsity.choices import BlockChoices
+from comfy_sage2.sparsity.errors import Inputs
 from comfy_sage2.sparsity.levels import LEVELS
 
 from .calls import Container, node_session, settings
@@ -114,9 +115,9 @@ def test_each_head_has_blocks_of_its_own() -> None:
 def test_the_calls_own_scale_is_what_errors_are_measured_with(monkeypatch: pytest.MonkeyPatch) -> None:
     scales, block_mask = [], BlockChoices.block_mask
 
-    def watched(self: Any, *args: Any, scale: float, **kwargs: Any) -> Any:
-        scales.append(scale)
-        return block_mask(self, *args, scale=scale, **kwargs)
+    def watched(self: Any, key: Any, moment: Any, inputs: Inputs, **kwargs: Any) -> Any:
+        scales.append(inputs.scale)
+        return block_mask(self, key, moment, inputs, **kwargs)
 
     monkeypatch.setattr(BlockChoices, "block_mask", watched)
     session = sparse(dense_percent=0.0)

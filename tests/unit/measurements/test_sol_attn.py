@@ -12,10 +12,11 @@ from comfy_sage2 import Sparse
 from lab.bench.timing import Timed
 from lab.measurements import sparse
 from lab.measurements.sparse import DENSE, Inputs
+from lab.measurements.sparse_inputs import video_like
 
 
 def inputs(seed: int) -> Inputs:
-    q, k, v = sparse.video_like((3, 8, 8), 3, 64, torch.device("cpu"), seed)
+    q, k, v, _ = video_like((3, 8, 8), 3, 64, torch.device("cpu"), seed)
     rows = torch.randperm(q.shape[1])[:40]
     return Inputs(q, k, v, rows, sparse.exact_rows(q, k, v, rows))
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment, PackedBlocks, values
+from comfy_sage2.sparsity.errors import Inputs
 from comfy_sage2.sparsity.levels import LEVELS
 
 BLOCKS = 6
@@ -40,10 +41,7 @@ class Sampling:
         mask = self.choices.block_mask(
             ChoiceKey(layer, tuple(q.shape), k.shape[2], q.device)._replace(**key),
             Moment(step, evaluation),
-            q,
-            k,
-            v,
-            scale=0.25,
+            Inputs(q, k, v, 0.25),
             least_skipped=least_skipped,
         )
         return None if mask is None else mask.to_dense()[0, 0]

@@ -1,0 +1,82 @@
+"""The query rows on which a head's error is measured."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..block_mask import BLOCK_TOKENS, blocks_of
+from ..reference.block_scores import POOL_TOKENS
+from ..system.readback import uploaded
+
+LEAST_ROWS, MOST_ROWS = 64, 256
+_PAIRS = 1 << 22  # of a sampled row and a key, in one head of a call that is neither short nor long
+_POOLS = 640  # of 16 tokens, among which the unlike rows are looked for: those of 10,240 tokens
+
+
+class SampledRows(NamedTuple):
+    """Some rows of each head.
+
+    Attributes:
+        tokens: (B, Hq, R) int64.
+        unlike: how many of them, the last ones, are rows that lose more than others.
+    """
+
+    tokens: torch.Tensor
+    unlike: int
+
+
+def sampled_rows(q: torch.Tensor, sample: int, dense: torch.Tensor | None = None) -> SampledRows:
+    """LEAST_ROWS to MOST_ROWS query tokens to measure, the fewer the longer q is; all of MOST_ROWS or fewer.
+
+    Three quarters of them are spread: one at random in each of as many equal parts of the sequence. The others are
+    unlike: of each equal part the row that differs most from the mean of its 16 tokens, by which blocks are chosen.
+    Such rows lose most, and where they are rare the others miss them. A long sequence is searched here and there.
+
+    Args:
+        q: (B, Hq, N, D).
+        sample: each has other rows, and so has each head.
+        dense: bool on the CPU, one for each block of queries: those whose queries attend to all keys and are not
+            sampled.
+    """
+    batch, heads, length, _ = q.shape
+    blocks = torch.arange(blocks_of(length)) if dense is None else dense.logical_not().nonzero()[:, 0]
+    tokens = _tokens_in(blocks, length)
+    if tokens <= MOST_ROWS:
+        return SampledRows(uploaded(_at(blocks, torch.arange(tokens)), q.device).expand(batch, heads, -1), 0)
+    random = torch.Generator().manual_seed(sample)
+    unlike = min(MOST_ROWS, max(LEAST_ROWS, _PAIRS // length), tokens // 4) // 4
+    spread = _at(blocks, _one_of_each_part(tokens, (heads, 3 * unlike), random))
+    pools = min(_POOLS, tokens // POOL_TOKENS) // unlike * unlike
+    first = POOL_TOKENS * _one_of_each_part(tokens // POOL_TOKENS, (pools,), random)
+    looked_at = _at(blocks, first[:, None] + torch.arange(POOL_TOKENS))
+    on_device = uploaded(torch.cat((spread.flatten(), looked_at.flatten())), q.device)
+    spread, looked_at = on_device.tensor_split((spread.numel(),))
+    pooled = q.index_select(2, looked_at).unflatten(2, (pools, POOL_TOKENS))
+    pooled.sub_(pooled.mean(dim=3, keepdim=True))
+    distances = torch.linalg.vector_norm(pooled, dim=4, dtype=torch.float32)
+    most = distances.view(batch, heads, unlike, -1).argmax(dim=3, keepdim=True)
+    parts = looked_at.view(unlike, -1).expand(batch, heads, -1, -1)
+    spread = spread.view(heads, -1).expand(batch, -1, -1)
+    return SampledRows(torch.cat((spread, parts.gather(3, most)[..., 0]), dim=2), unlike)
+
+
+def _tokens_in(blocks: torch.Tensor, length: int) -> int:
+    """How many tokens of `length` the blocks have, of which the last one may be ragged."""
+    if len(blocks) == 0:
+        return 0
+    behind = -length % BLOCK_TOKENS if int(blocks[-1]) == blocks_of(length) - 1 else 0
+    return len(blocks) * BLOCK_TOKENS - behind
+
+
+def _at(blocks: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The tokens at these places of the sequence that has only `blocks`."""
+    return blocks[places // BLOCK_TOKENS] * BLOCK_TOKENS + places % BLOCK_TOKENS
+
+
+def _one_of_each_part(count: int, shape: tuple[int, ...], random: torch.Generator) -> torch.Tensor:
+    """Along the last axis of `shape`, a number at random from each of as many equal parts of range(count)."""
+    parts = shape[-1]
+    ends = torch.arange(parts + 1) * count // parts
+    return ends[:-1] + (torch.rand(shape, generator=random, dtype=torch.float64) * ends.diff()).long()

@@ -1,0 +1,77 @@
+"""The bound of a head holds over all of its rows, though it is measured on some of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.reference.block_scores import block_scores
+from comfy_sage2.sparsity.errors import Inputs
+from comfy_sage2.sparsity.thresholds import choose
+from lab.measurements.sparse_inputs import made
+
+CPU, SCALE = torch.device("cpu"), 32**-0.5
+
+
+def output(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tensor | None = None) -> torch.Tensor:
+    """Attention (H, N, D) in float32, in parts; active: bool (H, T, T), or None for all blocks."""
+    out = torch.empty_like(q)
+    for first in range(0, q.shape[1], 1024):
+        rows = slice(first, first + 1024)
+        scores = q[:, rows] @ k.mT * q.shape[2] ** -0.5
+        if active is not None:
+            of_rows = active[:, first // 128 : first // 128 + 8].repeat_interleave(128, 1)[:, : scores.shape[1]]
+            scores.masked_fill_(~of_rows.repeat_interleave(128, 2)[..., : k.shape[1]], -math.inf)
+        out[:, rows] = scores.softmax(2) @ v
+    return out
+
+
+def assert_within(bound: float, inputs: Inputs, scores: torch.Tensor, sample: int, always: Any = ()) -> None:
+    """At most 1.3 times the bound on average of the heads, and twice for the worst."""
+    q, k, v = (x[0] for x in inputs[:3])
+    ranks = scores.clone()
+    choice = choose(inputs, ranks, bound, sample=sample, always=always)
+    exact, out = output(q, k, v), output(q, k, v, (ranks > choice.thresholds[..., None, None])[0])
+    lost = (out - exact).norm(dim=(1, 2)) / exact.norm(dim=(1, 2))
+    assert lost.mean() <= 1.3 * bound and lost.max() <= 2.0 * bound
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "video-like",
+        "ragged",
+        "text in the middle",
+        "one global key of 1.0% of the rows",
+        "loud rows",
+        "columns, a third",
+        "columns, one",
+    ],
+)
+def test_the_error_over_all_rows_is_near_the_bound(kind: str, fresh_seed: int) -> None:
+    inputs = made(kind, (4, 32, 32), heads=3, head_dim=32, device=CPU, seed=fresh_seed)
+    q, k, v = (x.transpose(1, 2).float() for x in (inputs.q, inputs.k, inputs.v))
+    scores = block_scores(q, k, scale=SCALE)
+    for bound in (0.05, 0.1):
+        assert_within(bound, Inputs(q, k, v, SCALE), scores, fresh_seed, inputs.always)
+
+
+@pytest.mark.parametrize("bound", [0.02, 0.05, 0.1])
+def test_columns_that_look_for_one_far_key(bound: float, fresh_seed: int) -> None:
+    """8 frames of 32 x 32 tokens, where every 64th token is of one column, and those of ten columns attend to one key.
+
+    Its block's means hardly show it, so that by them alone each query block would leave it out or not by chance.
+    """
+    generator, tokens, head_dim = torch.Generator().manual_seed(fresh_seed), 8 * 32 * 32, 64
+    turns = torch.arange(tokens)[:, None] / tokens * torch.randint(1, 40, (2, head_dim), generator=generator)[:, None]
+    like, value = (2 * math.pi * (turns + torch.rand(2, 1, head_dim, generator=generator))).sin()
+    noise = 0.3 * torch.randn(3, 1, 1, tokens, head_dim, generator=generator)
+    q, k, v = noise[0] + 2.2 * like, noise[1] + 2.2 * like, noise[2] + value
+    column, direction = torch.arange(tokens) % 32, torch.randn(head_dim, generator=generator)
+    q[:, :, (column >= 5) & (column < 15)] = k[:, :, tokens // 2 + 5] = 9 * direction / direction.norm()
+    v[:, :, tokens // 2 + 5] *= 6
+    scores = block_scores(q, k, scale=0.125)
+    assert_within(bound, Inputs(q, k, v, 0.125), scores, sample=fresh_seed)

@@ -75,8 +75,8 @@ def sage_attention_2() -> io.Schema:
             ),
             _input(
                 "sparse",
-                "Skips what matters least in long videos, by errors of sampled rows. light is the closest, strong gives "
-                "another video.",
+                "Skips what matters least in long videos, by the error of sampled rows. light is the closest, strong "
+                "gives another video.",
             ),
             OPTIONS.Input("options", optional=True, tooltip="From SageAttention2 Options, for everything else."),
         ],

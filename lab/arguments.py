@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from comfy_sage2.command_line import Parser
+from tools.comfyui.folders import comfyui_folder, comfyui_folders
 
 Number = TypeVar("Number", int, float)
 
@@ -74,6 +75,19 @@ def add_device(parser: Parser) -> None:
     """The option --device: a GPU where there is one."""
     usual = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", type=device, default=usual, help="cuda where there is one, else cpu")
+
+
+def add_comfyui(parser: Parser) -> None:
+    """The option --comfyui, for `chosen_comfyui`."""
+    parser.add_argument("--comfyui", type=comfyui_folder, help="folder of ComfyUI (default: the first one found)")
+
+
+def chosen_comfyui(parser: Parser, folder: Path | None) -> Path:
+    """The ComfyUI that --comfyui names, or the first one in the usual folders; ends the command without one."""
+    folders = [folder] if folder else comfyui_folders()
+    if not folders:
+        parser.error("there is no ComfyUI in the usual folders: name its folder with --comfyui")
+    return folders[0].resolve()
 
 
 def cuda_device(command: str) -> torch.device:

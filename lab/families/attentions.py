@@ -15,8 +15,8 @@ from ..bench import peers as bench_peers
 Plain = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 Override = Callable[..., torch.Tensor]
 
-_KITCHEN = "comfy-kitchen INT8"
-ALL_PEERS = ("torch-cudnn", "flash-attention-3", "sageattention", _KITCHEN)
+KITCHEN = "comfy-kitchen INT8"
+ALL_PEERS = ("torch-cudnn", "flash-attention-3", "sageattention", KITCHEN)
 
 
 def override_of(attend: Plain, *, takes_mask: bool) -> Override:
@@ -64,31 +64,34 @@ def with_override(patcher: Any, override: Override) -> Any:
     return patched
 
 
-def _comfy_kitchen() -> Override:
-    """ComfyUI's own choice of comfy-kitchen's INT8 attention. RuntimeError where it is not available."""
+def comfy_kitchen(*, takes_containers: bool = False) -> Override | None:
+    """ComfyUI's own choice of comfy-kitchen's INT8 attention; None where it is not available."""
     import comfy.ldm.modules.attention as comfyui_attention
 
     if not getattr(comfyui_attention, "COMFY_KITCHEN_INT8_ATTENTION_IS_AVAILABLE", False):
-        raise RuntimeError("this ComfyUI offers no INT8 attention of comfy-kitchen here")
+        return None
+    attend = comfyui_attention.attention_comfy_kitchen_int8
 
     def override(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        out: torch.Tensor = comfyui_attention.attention_comfy_kitchen_int8(*args, **kwargs)
+        out: torch.Tensor = attend(*args, **kwargs)
         return out
 
+    if takes_containers:
+        override.container_function = attend.container_function  # type: ignore[attr-defined]
     return override
 
 
 def peers(names: Collection[str] = ALL_PEERS) -> tuple[dict[str, Override], dict[str, str]]:
     """Name -> override of the attentions that can be had here, and for the others name -> why not."""
-    candidates = bench_peers.find([name for name in names if name != _KITCHEN])
+    candidates = bench_peers.find([name for name in names if name != KITCHEN])
     overrides = {
         candidate.name: override_of(candidate.attend, takes_mask=candidate.name == "cuDNN")
         for candidate in candidates.able
     }
     missing = dict(candidates.missing)
-    if _KITCHEN in names:
-        try:
-            overrides[_KITCHEN] = _comfy_kitchen()
-        except RuntimeError as reason:
-            missing[_KITCHEN] = str(reason)
+    kitchen = comfy_kitchen() if KITCHEN in names else None
+    if kitchen is not None:
+        overrides[KITCHEN] = kitchen
+    elif KITCHEN in names:
+        missing[KITCHEN] = "this ComfyUI offers no INT8 attention of comfy-kitchen here"
     return overrides, missing

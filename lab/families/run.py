@@ -28,10 +28,10 @@ import torch
 from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.settings import ALWAYS, WHERE_FASTER, Settings
-from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
+from tools.comfyui.folders import comfyui_version
 from tools.comfyui.launch import TorchvisionOperators
 
-from ..arguments import at_least_1, parser_of
+from ..arguments import add_comfyui, at_least_1, chosen_comfyui, parser_of
 from ..result_page import page_head, show, write
 from .attentions import ALL_PEERS, attention_for_nothing, peers, with_override
 from .calls import counted
@@ -147,7 +147,7 @@ def fill_in(row: FamilyRow, options: argparse.Namespace, device: torch.device) -
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = parser_of("families", __doc__, "families.md")
-    parser.add_argument("--comfyui", type=comfyui_folder, help="folder of ComfyUI (default: the first one found)")
+    add_comfyui(parser)
     parser.add_argument("--device", choices=("auto", "cpu"), default="auto", help="auto takes a GPU if there is one")
     parser.add_argument("--only", default="", metavar="TEXT", help="part of a family's name, such as wan")
     parser.add_argument(
@@ -168,10 +168,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     options.families = [family for family in known if options.only.lower() in family.name.lower()]
     if not options.families:
         parser.error(f"no family has {options.only!r} in its name: {', '.join(family.name for family in known)}")
-    folders = [options.comfyui] if options.comfyui else comfyui_folders()
-    if not folders:
-        parser.error("there is no ComfyUI in the usual folders: name its folder with --comfyui")
-    options.comfyui = folders[0].resolve()
+    options.comfyui = chosen_comfyui(parser, options.comfyui)
     return options
 
 

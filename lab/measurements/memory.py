@@ -32,22 +32,21 @@ from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.settings import ALWAYS, Settings
 from comfy_sage2.options import AttentionOptions
-from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
+from tools.comfyui.folders import comfyui_version
 
-from ..arguments import above_0, add_seed, cuda_device, parser_of
+from ..arguments import above_0, add_comfyui, add_seed, chosen_comfyui, cuda_device, parser_of
 from ..bench.candidates import Call, PreparedCandidate
 from ..bench.speed import peak_bytes
 from ..bench.timing import heat, time_in_rounds
+from ..families.attentions import KITCHEN, comfy_kitchen, with_override
 from ..families.declared import FAMILIES, DeclaredModel
 from ..families.models import load, sample
 from ..families.newer import model_config
+from ..families.page import DEFAULT
 from ..families.run import clear, enter_comfyui
 from ..result_page import page_head, show, table, write
 
-DEFAULT, KITCHEN, CONTAINED, OURS, PRECISE = (
-    "ComfyUI's default", "comfy-kitchen INT8", "comfy-kitchen INT8, containers", "SageAttention2 8b",
-    "SageAttention2 precise",
-)  # fmt: skip
+CONTAINED, OURS, PRECISE = f"{KITCHEN}, containers", "SageAttention2 8b", "SageAttention2 precise"
 CALLS = ((38_010, 56), (75_600, 40), (104_050, 56), (178_000, 56))
 BLOCKS = (38_010, 104_050, 178_000)
 CARDS = (12, 16)  # GiB
@@ -58,22 +57,6 @@ _SECONDS, _HEAT_SECONDS, _MIB = 20.0, 20.0, 2**20
 Run = Callable[[], torch.Tensor]
 
 
-def kitchen(contained: bool) -> Callable[..., torch.Tensor] | None:
-    """An override that computes calls by comfy-kitchen's INT8, of containers if wanted; None where that is missing."""
-    from comfy.ldm.modules import attention as comfyui
-
-    if not getattr(comfyui, "COMFY_KITCHEN_INT8_ATTENTION_IS_AVAILABLE", False):
-        return None
-
-    def override(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        out: torch.Tensor = comfyui.attention_comfy_kitchen_int8(*args, **kwargs)
-        return out
-
-    if contained:
-        override.container_function = comfyui.attention_comfy_kitchen_int8.container_function  # type: ignore[attr-defined]
-    return override
-
-
 def calls(tokens: int, heads: int, device: torch.device) -> dict[str, Run]:
     """Name -> a call of q, k and v (1, N, H, 128), which are views of one projection."""
     from comfy.ldm.modules.attention import optimized_attention
@@ -81,7 +64,7 @@ def calls(tokens: int, heads: int, device: torch.device) -> dict[str, Run]:
     q, k, v = torch.randn(1, tokens, 3, heads, 128, device=device, dtype=torch.bfloat16).unbind(2)
     by_heads = [tensor.transpose(1, 2) for tensor in (q, k, v)]
     runs: dict[str, Run] = {DEFAULT: partial(optimized_attention, *by_heads, heads, skip_reshape=True)}
-    override = kitchen(contained=False)
+    override = comfy_kitchen()
     if override is not None:
         runs[KITCHEN] = partial(override, None, *by_heads, heads, skip_reshape=True)
     for name, mode in ((OURS, "8b"), (PRECISE, "precise")):
@@ -124,7 +107,7 @@ def block_attentions(patcher: Any, tokens: int) -> dict[str, Run]:
 
     runs: dict[str, Run] = {DEFAULT: partial(plain, None)}
     for name, contained in ((KITCHEN, False), (CONTAINED, True)):
-        override = kitchen(contained)
+        override = comfy_kitchen(takes_containers=contained)
         if override is not None:
             runs[name] = partial(plain, override)
     for name, mode in ((OURS, "8b"), (PRECISE, "precise")):
@@ -221,10 +204,9 @@ def clips(device: torch.device) -> list[str]:
     """The table of longest clips."""
     patcher = in_fp8(device)
     candidates: dict[str, Any] = {DEFAULT: patcher.clone()}
-    override = kitchen(contained=True)
+    override = comfy_kitchen(takes_containers=True)
     if override is not None:
-        candidates[CONTAINED] = patcher.clone()
-        candidates[CONTAINED].model_options.setdefault("transformer_options", {})[OVERRIDE] = override
+        candidates[CONTAINED] = with_override(patcher, override)
     candidates[OURS] = patch_model(patcher, Settings(mode="8b", when=ALWAYS))
     cells = []
     for gigabytes in CARDS:
@@ -275,7 +257,7 @@ def body(options: argparse.Namespace, device: torch.device) -> list[str]:
 def main(arguments: list[str]) -> int:
     """Run the command; 0 when everything was measured."""
     parser = parser_of("memory", __doc__, "memory.md")
-    parser.add_argument("--comfyui", type=comfyui_folder, help="folder of ComfyUI (default: the first one found)")
+    add_comfyui(parser)
     parser.add_argument(
         "--seconds", type=above_0, default=_SECONDS, help=f"for the times of a size (default: {_SECONDS:.0f})"
     )
@@ -283,16 +265,14 @@ def main(arguments: list[str]) -> int:
     add_seed(parser)
     options = parser.parse_args(arguments)
     device = cuda_device("memory")
-    folders = [options.comfyui] if options.comfyui else comfyui_folders()
-    if not folders:
-        parser.error("there is no ComfyUI in the usual folders: name its folder with --comfyui")
-    enter_comfyui(folders[0].resolve())
+    comfyui = chosen_comfyui(parser, options.comfyui)
+    enter_comfyui(comfyui)
     lines = page_head(
         "Memory of attention",
         device,
         settings="`rotate` off in calls and blocks, a new node in clips but for the mode",
         command=f"python -m lab memory --seed {options.seed} --results docs/results",
-        host=f", ComfyUI {'.'.join(map(str, comfyui_version(folders[0])))}",
+        host=f", ComfyUI {'.'.join(map(str, comfyui_version(comfyui)))}",
     )
     with torch.inference_mode():
         lines += body(options, device)

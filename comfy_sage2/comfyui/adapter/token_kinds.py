@@ -19,13 +19,13 @@ class TokenKinds:
 
     Attributes:
         packed_length: tokens of the packed sequence of a model that tells its segments; 0 where it has none.
-        packed_others: the tokens of that sequence that do not become the video.
+        packed_beside: the tokens of that sequence that do not become the video.
         beside: of a joint sequence, the tokens beside the picture's: those of text and of other conditions that come as
             embeddings.
     """
 
     packed_length: int = 0
-    packed_others: tuple[TokenRange, ...] = ()
+    packed_beside: tuple[TokenRange, ...] = ()
     beside: int = 0
 
     @classmethod
@@ -45,13 +45,13 @@ class TokenKinds:
         embeddings = (value for value in inputs.values() if isinstance(value, torch.Tensor) and value.dim() == 3)
         return cls(beside=sum(tensor.shape[1] for tensor in embeddings))
 
-    def others(self, length: int) -> tuple[TokenRange, ...]:
+    def beside_picture(self, length: int) -> tuple[TokenRange, ...]:
         """The tokens that are no part of the picture, of a call with `length` of them.
 
         A joint sequence has them before the picture's or behind: both ends count, as models do not tell.
         """
         if self.packed_length == length:
-            return self.packed_others
+            return self.packed_beside
         if self.beside == 0:
             return ()
         beside = min(self.beside, length)

@@ -152,7 +152,7 @@ class BlockSparsity:
                 ChoiceKey(site.layer, tuple(q.shape), k.shape[2], q.device, entries, model_pass.changes),
                 _moment(model_pass),
                 Inputs(q, k, v, dense.signature.scale),
-                always=model_pass.token_kinds.others(k.shape[2]),
+                always=model_pass.token_kinds.beside_picture(k.shape[2]),
                 least_skipped=least_skipped,
             )
             if mask is None:
@@ -177,7 +177,7 @@ class BlockSparsity:
         least = levels.LEAST_BLOCKS
         if blocks_of(kv_length) < least:
             return f"[SA-318] this call is too short to save time: it has fewer than {least} blocks of 128 keys"
-        if blocks_with(model_pass.token_kinds.others(kv_length), kv_length).all():
+        if blocks_with(model_pass.token_kinds.beside_picture(kv_length), kv_length).all():
             return (
                 "[SA-318] this call may hold only tokens of a text or a condition, and their blocks are always computed"
             )

@@ -130,7 +130,7 @@ def test_the_calls_own_scale_is_what_errors_are_measured_with(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("kinds", "always"),
     [
-        (TokenKinds(packed_length=TOKENS, packed_others=((0, 100), (300, 301))), (0, 2)),
+        (TokenKinds(packed_length=TOKENS, packed_beside=((0, 100), (300, 301))), (0, 2)),
         (TokenKinds(beside=130), (0, 1, 6, 7)),
     ],
     ids=["packed", "at both ends"],
@@ -163,11 +163,11 @@ def test_what_inputs_say_of_tokens() -> None:
     inputs = {"c_crossattn": text, "c_concat": picture, "clip_fea": torch.zeros(1, 5, 4), "y": torch.zeros(1, 9)}
     assert TokenKinds.of(inputs, cross_attends=True) == TokenKinds()
     joint = TokenKinds.of(inputs, cross_attends=False)
-    assert joint.others(1000) == ((0, 82), (918, 1000)) and joint.others(50) == ((0, 50), (0, 50))
+    assert joint.beside_picture(1000) == ((0, 82), (918, 1000)) and joint.beside_picture(50) == ((0, 50), (0, 50))
     segments = [(0, 77, "text"), (77, 90, "audio"), (90, 1000, "video")]
     payload = {"layout": SimpleNamespace(segments=segments)}
     packed = TokenKinds.of({**inputs, "minimax_payload": payload}, cross_attends=False)
-    assert packed.others(1000) == ((0, 77), (77, 90)) and packed.others(900) == ()
+    assert packed.beside_picture(1000) == ((0, 77), (77, 90)) and packed.beside_picture(900) == ()
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])

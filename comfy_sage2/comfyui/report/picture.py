@@ -83,7 +83,8 @@ def draw(sessions: list[Session], run: str | None = None) -> tuple[Image.Image, 
         card = _message(capitalized(verdict(summary)), at_work[-1].dispatcher.title)
         return card, card
     card = _card(summary, is_earlier=is_earlier(at_work, run))
-    return card, _with_maps(card, summary) if summary.agreement else card
+    mode = next(filter(None, (quantized_mode(share.decision) for share in summary.shares)), None)
+    return card, card if mode is None or not summary.agreement else _with_maps(card, summary, mode)
 
 
 def figures(summary: Summary) -> tuple[Figure, Figure, Figure]:
@@ -148,18 +149,17 @@ def _card(summary: Summary, *, is_earlier: bool) -> Image.Image:
     return image
 
 
-def _with_maps(card: Image.Image, summary: Summary) -> Image.Image:
+def _with_maps(card: Image.Image, summary: Summary, mode: str) -> Image.Image:
     """The card, and below it the errors of each layer (down) and step (across): of self- and of cross-attention."""
+    usual = USUAL_ERRORS[mode]
     errors = np.full((summary.layers, summary.steps), np.nan)
     for cell, agreement in summary.agreement.items():
         errors[cell] = agreement.relative_l1 if math.isfinite(agreement.relative_l1) else math.inf
-    modes = [quantized_mode(share.decision) for share in summary.shares]
-    mode = next((mode for mode in modes if mode is not None), "8b")
-    usual = USUAL_ERRORS[mode]
     rows: dict[str, list[int]] = {}
     for layer in range(summary.layers):
-        kind = {"self", "cross"} & {*summary.layer_name(layer).split()}
-        rows.setdefault(f"{kind.pop().capitalize()}-attention" if kind else "Attention", []).append(layer)
+        words = summary.layer_name(layer).split()
+        kind = next((f"{word.capitalize()}-attention" for word in ("self", "cross") if word in words), "Attention")
+        rows.setdefault(kind, []).append(layer)
     width = (_INNER - MARGIN * (len(rows) - 1)) // len(rows)
     height = max(min(MAP_HEIGHT, 12 * max(map(len, rows.values()))), 4 * TEXT)
     image = Image.new("RGB", (WIDTH, HEIGHT + height + 4 * TEXT + MARGIN), BACKGROUND)

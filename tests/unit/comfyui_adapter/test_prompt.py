@@ -59,7 +59,8 @@ def test_what_the_page_sent_with_the_run(monkeypatch: pytest.MonkeyPatch) -> Non
     with_queue(monkeypatch, running)
     in_run(monkeypatch, "second")
     assert running_extra() == sent
-    for extra in (None, {}, []):
+    nothing: tuple[object, ...] = (None, {}, [])
+    for extra in nothing:
         with_queue(monkeypatch, {1: item("second", SAMPLED, extra)})
         assert running_extra() is None
 

@@ -6,7 +6,6 @@ no mean and no scale.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable
 
 import torch
@@ -19,6 +18,8 @@ from ..reference.hidden_keys import has_rows, keys_hidden_from_all_rows
 from ..system.readback import Readback
 from .base import Attend, Backend, BoundCall, Result
 
+# The masks seen last, and whether they hide a key from all queries. Calls with other masks look at theirs each time.
+_hides: dict[Hashable, Readback] = {}
 _MOST_MASKS = 64
 
 
@@ -58,11 +59,12 @@ class WithoutHiddenKeys(BoundCall):
         given, mask = optional.attn_mask, mask_4d(optional.attn_mask)
         assert given is not None and mask is not None
         options = self._signature.options
-        if _masks.hides_none(given, is_causal=options.is_causal):
+        identity = _identity(given, options.is_causal)
+        if _hides_none(identity):
             return self._call, k, v
         hidden = keys_hidden_from_all_rows(mask, self._signature.q_length, is_causal=options.is_causal)
-        _masks.note(given, hidden, is_causal=options.is_causal)
-        if _masks.hides_none(given, is_causal=options.is_causal):  # known at once on the CPU
+        _note(identity, hidden)
+        if _hides_none(identity):  # known at once on the CPU
             return self._call, k, v
         if self._of_copies is None:
             copies = TensorForm.contiguous(self._signature.k.shape, k.dtype, k.device)
@@ -86,45 +88,30 @@ def _with_means(x: torch.Tensor, hidden: torch.Tensor, tokens: int) -> torch.Ten
     return torch.where(hidden, mean, shown).contiguous()
 
 
-class _Masks:
-    """Which of the masks seen last hide a key from all queries; nobody waits for the device to know.
-
-    A mask is known by its memory, for as long as that lives. Writes to inference tensors cannot be seen: one that hid
-    no key before is then still taken for such a mask. Calls with other masks look at theirs each time.
-    """
-
-    def __init__(self) -> None:
-        self._hides: OrderedDict[Hashable, Readback] = OrderedDict()
-
-    def hides_none(self, mask: torch.Tensor, *, is_causal: bool) -> bool:
-        """Whether `mask` is known to hide no key; never of a captured graph, whose replays may have other values."""
-        if _is_capturing(mask):
-            return False
-        hides = self._hides.get(_identity(mask, is_causal))
-        return hides is not None and hides.has_arrived() and not any(hides.values())
-
-    def note(self, mask: torch.Tensor, hidden: torch.Tensor, *, is_causal: bool) -> None:
-        """Remember whether any key is `hidden`, once that has arrived."""
-        if _is_capturing(mask):
-            return
-        identity = _identity(mask, is_causal)
-        if identity in self._hides:
-            return
-        hides = Readback(1, torch.bool, mask.device)
-        hides.start(hidden.any())
-        self._hides[identity] = hides
-        while len(self._hides) > _MOST_MASKS:
-            self._hides.popitem(last=False)
+def _hides_none(identity: Hashable) -> bool:
+    """Whether the mask is known to hide no key; nobody waits for the device to know."""
+    hides = _hides.get(identity)
+    return hides is not None and hides.has_arrived() and not any(hides.values())
 
 
-def _is_capturing(mask: torch.Tensor) -> bool:
-    return mask.is_cuda and torch.cuda.is_current_stream_capturing()
+def _note(identity: Hashable, hidden: torch.Tensor) -> None:
+    """Remember whether the mask hides any key, once that has arrived."""
+    if identity is None or identity in _hides:
+        return
+    hides = Readback(1, torch.bool, hidden.device)
+    hides.start(hidden.any())
+    _hides[identity] = hides
+    while len(_hides) > _MOST_MASKS:
+        _hides.pop(next(iter(_hides)), None)
 
 
 def _identity(mask: torch.Tensor, is_causal: bool) -> Hashable:
+    """What a mask is known by: its memory, for as long as that lives; None in a graph, whose replays have other values.
+
+    Writes to inference tensors cannot be seen: one that hid no key before is then still taken for such a mask.
+    """
+    if mask.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
     version = None if mask.is_inference() else mask._version
     place = StorageWeakRef(mask.untyped_storage()), mask.storage_offset()
     return *place, mask.shape, mask.stride(), mask.dtype, version, is_causal
-
-
-_masks = _Masks()

@@ -75,7 +75,6 @@ class Patch:
             own_is_torchs=True,
         )
         self._name = f"patch {next(_numbers)}"
-        self._is_at_work = True
         _patches[self._name] = self
         self._forwards: list[tuple[torch.nn.Module, Callable[..., Any], Callable[..., Any] | None]] = []
         for module in model.modules():
@@ -112,7 +111,6 @@ class Patch:
             else:
                 module.forward = earlier
         self._forwards = []
-        self._is_at_work = False
 
     def __enter__(self) -> Patch:
         return self
@@ -130,7 +128,7 @@ class Patch:
     def _answering(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
         def answering(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_at_work:  # in a copy of the model
+            if not self._forwards:  # undone, and this is a copy of the model
                 return forward(*args, **kwargs)
             if torch.compiler.is_compiling():
                 return _traced(self._name, forward, args, kwargs)

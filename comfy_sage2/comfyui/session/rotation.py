@@ -10,6 +10,7 @@ gains has the calls that rotate none, and another one those that are planned for
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 
@@ -81,7 +82,6 @@ class _Site:
         self._board, self._place = board, place
         self._copy = 0
         self._known: Decision | None = None  # how calls are served since the answer has arrived
-        self._until_known: Decision | None = None
 
     def note_choice(self, step: int) -> None:
         """The heads are chosen by a call that was made in this step."""
@@ -90,15 +90,16 @@ class _Site:
     def decided(self, step: int) -> Decision:
         if self.chosen_in is None or not 0 <= step - self.chosen_in < RENEWED_AFTER:
             return self.chooses
-        if self._known is not None:
-            return self._known
-        some = self._board.rotates_some(self._place, self._copy)
-        if some is not None:
+        if self._known is None:
+            some = self._board.rotates_some(self._place, self._copy)
+            if some is None:
+                return self._until_known
             self._known = self._planned(some=some, reconsiders=some)
-            return self._known
-        if self._until_known is None:
-            self._until_known = self._planned(some=True)
-        return self._until_known
+        return self._known
+
+    @cached_property
+    def _until_known(self) -> Decision:
+        return self._planned(some=True)
 
     def _planned(self, *, some: bool, reconsiders: bool = False) -> Decision:
         plan = self.chooses.plan

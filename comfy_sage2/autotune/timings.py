@@ -70,8 +70,6 @@ class Work:
 
     Attributes:
         heads: of the whole batch.
-        q_length, kv_length: tokens of q and of k.
-        head_dim: channels of a head.
         is_causal: half of the pairs do not count.
         heads_first: in memory the tokens of a head lie together, (B, H, N, D), else the heads of a token.
         hides_keys: a mask hides keys, the same ones from all queries and heads.

@@ -35,7 +35,6 @@ class Dispatcher:
     """Dispatches calls to backends as `settings` say.
 
     Attributes:
-        settings: the node's options.
         expected: how ordinary calls are served on this machine.
         title: what the node does, in one line.
         idle_reason: why the node leaves the model as it is, or None when it is at work, by kernels or without.

@@ -39,7 +39,6 @@ class Downgrade:
     """A layer that the guard took out of use.
 
     Attributes:
-        name: of the layer.
         served_by: backend and mode that gave the result; both of them where a second one failed too.
         recomputed_by: in words, who computed the call again: a backend with its mode, FULL_PRECISION, or an earlier
             node's attention.
@@ -70,7 +69,6 @@ class Guard:
     """The downgraded layers of one sampling; several threads may report to it.
 
     Attributes:
-        downgraded: the layers that failed.
         repeated: the steps of the passes that were made twice.
         still_broken: those of them whose second result was not finite either.
         trusts_repeats: False once a repeated pass came out broken although each of its calls was looked at: something

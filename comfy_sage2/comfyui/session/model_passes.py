@@ -72,11 +72,8 @@ class ModelPass:
     """One forward pass on one GPU (ComfyUI drives each GPU from its own thread).
 
     Attributes:
-        session: the node's session.
         step: sampling step, from 0.
-        transformer_options: ComfyUI's options of this pass.
         evaluation: the number of the sampler's evaluation of the model that the pass is a part of.
-        device: its GPU, or None.
         changes: hooks and options that make the model another one for this pass.
         token_kinds: what its inputs say of the tokens of its self-attention.
         has_slices: q, k and v of a call came in slices.

@@ -115,7 +115,6 @@ class Summary:
     """One sampling as plain data.
 
     Attributes:
-        steps: sampling steps.
         layers: attention calls of different names; a call's layer is the number of its name.
         seconds: from the first forward pass to the end of sampling.
         shares: one entry for each distinct decision, the most frequent first, backends before ComfyUI's attention.
@@ -125,7 +124,6 @@ class Summary:
         devices: GPUs that sampled at the same time. The seconds of `shares` are their sum; `attention_seconds` and
             `speed` are averages per GPU, comparable with `seconds`.
         names: of the layers, by their numbers.
-        passes: forward passes of the model.
         fewer_calls: owner of a patch of transformer blocks -> the passes with it that made fewer attention calls than
             the fullest pass of the sampling, and how many calls less.
         silent_passes: those that made no attention call that could be seen.

@@ -38,13 +38,10 @@ class Session:
     """State of one node, kept as long as ComfyUI caches the node's output.
 
     Attributes:
-        dispatcher: decides how the calls are served.
         slot: the node's number, from 0, among the nodes of this kind in a row.
         previous: the override that was installed before, which serves what this node does not, or None.
-        record: of the last sampling.
         layers: attention calls of one pass; None until the first pass of a sampling is through.
         can_repeat: whether the guard may have a pass of this sampling made again, as far as the model tells.
-        cross_attends: whether the model has cross-attention.
         model: ComfyUI's class of the model that was sampled last.
         declared: what the model's file asks for; known from the node on, and anew from the first pass of a sampling.
         compiled: the model was sampled last as compiled code, from which what a file asks for cannot be read.

@@ -144,11 +144,11 @@ class Builder final : public LaunchBuilder<Workspace> {
     bind_tiles(params, fields);
     params.sizes = all_sizes_;
     params.first_query_block = first_block(kQueryBlock);
-    params.query_blocks = blocks(call_.q_length, kQueryBlock);
+    params.taken_query_blocks = blocks(call_.q_length, kQueryBlock);
     params.first_key_block = first_block(kKeyBlock);
-    params.key_blocks = blocks(call_.kv_length, kKeyBlock);
-    params.query_tiles = workspace_.q_bh * params.query_blocks;
-    params.key_tiles = workspace_.kv_bh * params.key_blocks;
+    params.taken_key_blocks = blocks(call_.kv_length, kKeyBlock);
+    params.query_tiles = workspace_.q_bh * params.taken_query_blocks;
+    params.key_tiles = workspace_.kv_bh * params.taken_key_blocks;
     params.largest_tile_scale = call_.is_slice() ? kTileHeadRoom : 1.f;
     params.v_maximum = v_maximum(call_);
     params.other_product = call_.mode == kPrecise ? has_v_scale(product_) : product_ == PvProduct::int8;

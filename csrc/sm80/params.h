@@ -61,7 +61,8 @@ struct QuantizeParams {
   int* too_large;       // set to 1 when a scale of v_tile_scale would exceed the largest; or null
   Sizes sizes;
   i64 query_tiles, key_tiles;  // of all slices: blocks of the grid for Q, K and again key_tiles for V, in this order
-  int first_query_block, query_blocks, first_key_block, key_blocks;  // those that are quantized, of each slice
+  int first_query_block, taken_query_blocks;  // of each slice's blocks, those that are quantized
+  int first_key_block, taken_key_blocks;
   float scale;
   float v_maximum;           // as in StatisticsParams
   float largest_tile_scale;  // of v_tile_scale

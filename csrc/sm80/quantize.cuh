@@ -360,14 +360,14 @@ __device__ __forceinline__ void quantize(const QuantizeParams& p) {
   };
   const i64 block = blockIdx.x;
   if (block < p.query_tiles) {
-    const i64 bh = block / p.query_blocks;
-    const i64 tile = bh * p.sizes.query_blocks + p.first_query_block + block - bh * p.query_blocks;
+    const i64 bh = block / p.taken_query_blocks;
+    const i64 tile = bh * p.sizes.query_blocks + p.first_query_block + block - bh * p.taken_query_blocks;
     return Numbers::queries(p, tile, format_of(bh / (p.sizes.q_heads / p.sizes.kv_heads)));
   }
   const bool is_key = block < p.query_tiles + p.key_tiles;
   const i64 place = block - p.query_tiles - (is_key ? 0 : p.key_tiles);
-  const int slice = static_cast<int>(place / p.key_blocks);
-  const int in_slice = p.first_key_block + static_cast<int>(place - i64(slice) * p.key_blocks);
+  const int slice = static_cast<int>(place / p.taken_key_blocks);
+  const int in_slice = p.first_key_block + static_cast<int>(place - i64(slice) * p.taken_key_blocks);
   const i64 tile = i64(slice) * p.sizes.key_blocks + in_slice;
   const int first = in_slice * kKeyBlock;
   const KeyBits keys = counted_keys(p.mask, p.shown, slice, first, p.sizes);

@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from binding import Binding
 from kernel_parameters import flattened, header_of, structures
 from platforms import calls
@@ -385,3 +386,61 @@ class Sm80(Check):
             assert strides == ([0, 0, row] if self.is_4b else of_mask if self.mask_rows else [0, 0, 0])
         ends = [0, *(launch.first["first_work"] + launch.first["works"] for launch in attentions)]
         assert ends == [*(launch.first["first_work"] for launch in attentions), self.works]
+
+
+SLICES = ((0, 4096), (4096, 4096), (8192, 808))  # first token, tokens
+SLICE_RUN = """
+signature, operands, slices = json.load(open({path!r}))
+plans = [kernels.plan(**signature), *(kernels.plan(**signature, first_token=first, slice_tokens=tokens)
+                                      for first, tokens in slices)]
+assert len({{plan.workspace_bytes for plan in plans}}) == 1
+for stream, plan in enumerate(plans):
+    plan.run({q}, {k}, {v}, 0, {workspace}, stream, phase=1, **operands)
+"""
+
+
+@pytest.mark.parametrize("rotate", [{}, {"rotate_by_head": True}, {"rotate_as_given": True}], ids=str)
+def test_slices_fill_the_workspace_of_the_whole(
+    kernels: Binding, architecture: kernel_table.Architecture, rotate: dict[str, bool], tmp_path: Path
+) -> None:
+    """Each with its own tokens, which begin at q, k and v; the first has the statistics."""
+    pv, length = 1 if architecture.name == "sm90" else 3, sum(SLICES[-1])
+    signature, operands = calls.description(batch=2, q_length=length, kv_length=length, pv=pv, lse=True)
+    signature |= {"rotate": bool(rotate), **rotate}
+    operands = {"nonfinite": calls.NONFINITE} | ({"rotated_heads": ROTATED_HEADS} if rotate else {})
+    (tmp_path / "call.json").write_text(json.dumps([signature, operands, SLICES]))
+    kernels.environment["FAKE_CUDA_PARAMETER_BYTES"] = "1024"
+    addresses = {"q": calls.Q, "k": calls.K, "v": calls.V, "workspace": calls.WORKSPACE}
+    kernels.run(SLICE_RUN.format(path=str(tmp_path / "call.json"), **addresses))
+    read, launched = reader(architecture.family), defaultdict[int, list[Launch]](list)
+    for details in kernels.calls("cuLaunchKernelEx"):
+        launched[int(details.partition(" stream ")[2].split()[0])].append(read(details))
+        assert " attribute " not in details or " stream 0 " in details or " stream 1 " in details
+    whole = launched[0]
+    for stream, (first, tokens) in enumerate(SLICES, 1):
+        expected = whole[-1:] if first else whole
+        assert [launch.kernel for launch in launched[stream]] == [launch.kernel for launch in expected]
+        for launch, of_whole in zip(launched[stream], expected, strict=True):
+            for (name, value), (_, there) in zip(launch.fields, of_whole.fields, strict=True):
+                if isinstance(there, int) and there >= calls.WORKSPACE and name not in operands:
+                    assert value == there, (launch.kernel, name)
+        *statistics, quantize = (launch.first for launch in launched[stream])
+        assert all(fields["kv_length"] == tokens for fields in statistics)
+        assert all(fields.get("head_room", 16.0) == 16.0 for fields in statistics)
+        assert (quantize["q_length"], quantize["kv_length"]) == (length, length)
+        for name in "qkv":
+            behind = addresses[name] - first * signature[f"{name}_token_stride"] * 2
+            assert quantize[name][0] == behind, name
+        assert quantize["too_large"] == calls.NONFINITE
+        queries, keys = parts_of(tokens, 128), parts_of(tokens, 64)
+        if architecture.family == "sm90":
+            assert quantize["first_token"] == first
+            blocks = [quantize[f"{name}_blocks"] for name in "qkv"]
+            assert blocks == [queries, keys, queries]
+            assert launched[stream][-1].grid[0] == 2 * (4 * queries + 2 * (keys + queries))
+        else:
+            assert (quantize["first_query_block"], quantize["first_key_block"]) == (first // 128, first // 64)
+            assert (quantize["taken_query_blocks"], quantize["taken_key_blocks"]) == (queries, keys)
+            assert launched[stream][-1].grid[0] == 2 * (4 * queries + 2 * 2 * keys)
+            assert quantize["largest_tile_scale"] == 4.0
+    assert all(launch.first.get("head_room", 1.0) == 1.0 and not launch.first.get("too_large") for launch in whole)

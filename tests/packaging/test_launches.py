@@ -77,27 +77,6 @@ for head_dim in (64, 128, 256):
 SLICED = "q_heads=4, kv_heads=2, q_length=9000, kv_length=9000, head_dim=128, causal=False, mode=8"
 
 
-@pytest.mark.parametrize("rotate", ["", ", rotate=True, rotate_by_head=True", ", rotate=True, rotate_as_given=True"])
-def test_slices_are_prepared_one_by_one(kernels: Binding, architecture: kernel_table.Architecture, rotate: str) -> None:
-    """The first with its statistics; later ones wait for the kernel before them, which has made them."""
-    pv = 1 if architecture.name == "sm90" else 3
-    kernels.run(f"""{LOGGED}
-wanted = dict(call, {SLICED}{rotate}, pv={pv})
-whole = [line.split()[0] for line in logged(phase=1, addresses=dict(out=0), **wanted)["cuLaunchKernelEx"]]
-assert len(whole) >= 2
-for first, tokens in ((0, 4096), (4096, 4096), (8192, 808)):
-    fields = dict(wanted, first_token=first, slice_tokens=tokens)
-    assert kernels.plan(**fields).workspace_bytes == kernels.plan(**wanted).workspace_bytes
-    launched = logged(phase=1, addresses=dict(out=0, nonfinite=32), **fields)["cuLaunchKernelEx"]
-    assert [line.split()[0] for line in launched] == (whole[-1:] if first else whole)
-    queries, keys = -(-tokens // 128), -(-tokens // 64)
-    values = queries if {pv} == 1 else keys
-    assert f" grid {{8 * queries + 4 * (keys + values)}},1,1 " in launched[-1], launched[-1]
-    if first:
-        assert " attribute " not in launched[-1], launched[-1]
-""")
-
-
 @pytest.mark.parametrize(
     ("fields", "error"),
     [

@@ -298,7 +298,8 @@ class Allocator:
     """Stands in for torch's: it has `room` bytes, and writes down the sizes of scratch memory that it gives."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-        self.room, self.given = room, []
+        self.room = room
+        self.given: list[int] = []
         new_empty = torch.Tensor.new_empty
 
         def watched(tensor: torch.Tensor, *shape: Any, **rest: Any) -> torch.Tensor:

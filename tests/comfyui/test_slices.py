@@ -1,4 +1,4 @@
-"""ComfyUI's own MiniMax H3 with q, k and v in slices."""
+"""ComfyUI's own models with q, k and v of their self-attention in slices."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import pytest
 from .installations import REPOSITORY, Installation, comfyui_python
 
 
-def test_h3_is_as_exact_in_slices(installation: Installation) -> None:
+# Calls of two steps that come in slices, and others.
+@pytest.mark.parametrize(("family", "calls", "others"), [("MiniMax H3", 4, 0), ("Wan 2.1 1.3B, 480p", 4, 4)])
+def test_a_model_is_as_exact_in_slices(installation: Installation, family: str, calls: int, others: int) -> None:
     if not installation.is_newest:
         pytest.skip("older versions lack the model")
-    command = [str(comfyui_python()), "-m", "tests.comfyui.sliced_h3", str(installation.root)]
+    command = [str(comfyui_python()), "-m", "tests.comfyui.sliced_model", str(installation.root), family]
     run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
     figures = json.loads(run.stdout.splitlines()[-1])
-    assert figures["slices"]["served"] == {"reference · 8b · in slices": 4}
-    assert figures["wholes"]["served"] == {"reference · 8b": 4}
+    served = {"reference · 8b · in slices": calls, "reference · 8b": others}
+    assert figures["slices"]["served"] == {label: count for label, count in served.items() if count}
+    assert figures["wholes"]["served"] == {"reference · 8b": calls + others}
     assert 0.0 < figures["slices"]["error"] < 1.3 * figures["wholes"]["error"]

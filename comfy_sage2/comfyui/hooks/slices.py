@@ -23,7 +23,8 @@ from ..session import model_passes
 from ..session.session import Session
 
 SLICE_TOKENS = 4096
-_MINIMAX_H3 = "comfy.ldm.minimax.model"  # with blocks of `attn.forward(x (N, C), rope_freqs (1, N, …), …)`
+# Module of a model's class -> the self-attention of its blocks, called with x (N, C) or (B, N, C) and rope (1, N, …).
+_ATTENTIONS = {"comfy.ldm.minimax.model": "attn", "comfy.ldm.wan.model": "self_attn"}
 
 Take = Callable[[AttentionCall], torch.Tensor]
 Part = Callable[[int, Take], torch.Tensor]  # of the slice from this token on
@@ -48,11 +49,13 @@ def slicing(session: Session, diffusion_model: Any) -> Iterator[None]:
 
 def _attention_modules(session: Session, model: Any) -> Iterator[Any]:
     """Those of the blocks, unless another pack computes them."""
-    if type(model).__module__ != _MINIMAX_H3:
+    source = type(model).__module__
+    if source not in _ATTENTIONS:
         return
-    modules = [block.attn for block in model.blocks]
-    functions = [*chain.from_iterable(map(packs.replaced_methods, [*model.blocks, *modules]))]
-    functions += [function for module in modules if (function := type(module).forward).__module__ != _MINIMAX_H3]
+    blocks = [block for block in model.blocks if hasattr(block, _ATTENTIONS[source])]
+    modules = [getattr(block, _ATTENTIONS[source]) for block in blocks]
+    functions = [*chain.from_iterable(map(packs.replaced_methods, [*blocks, *modules]))]
+    functions += [function for module in modules if (function := type(module).forward).__module__ != source]
     if not functions:
         yield from modules
     elif not hasattr(functions[0], "makes_slices"):  # those of another node of this pack serve all of them
@@ -65,37 +68,45 @@ def _in_slices(module: Any) -> Callable[..., torch.Tensor]:
     """The forward function of an attention module, in slices."""
     whole: Callable[..., torch.Tensor] = module.forward
 
-    def forward(
-        x: torch.Tensor, rope_freqs: torch.Tensor | None = None, transformer_options: Any = None, **further: Any
-    ) -> torch.Tensor:
+    def forward(x: torch.Tensor, rope_freqs: Any = None, transformer_options: Any = None) -> torch.Tensor:
         options = {} if transformer_options is None else transformer_options
         session = getattr(options.get(OVERRIDE), "session", None)
-        if rope_freqs is not None and len(x) >= 2 * SLICE_TOKENS and not torch.compiler.is_compiling() and session:
+        axis = x.dim() - 2
+        tokens = x.shape[axis]
+        is_long = tokens >= 2 * SLICE_TOKENS and rope_freqs is not None and rope_freqs.shape[1] == tokens
+        # Patches get q and k beside the output.
+        if session is None or not is_long or options.get("patches") or torch.compiler.is_compiling():
+            return whole(x, rope_freqs, transformer_options=options)
 
-            def part(start: int, take: Take) -> torch.Tensor:
-                place = slice(start, start + SLICE_TOKENS)
-                told = {**options, OVERRIDE: _override(take)}
-                return whole(x[place], rope_freqs=rope_freqs[:, place], transformer_options=told, **further)
+        def part(start: int, take: Take) -> torch.Tensor:
+            size = min(SLICE_TOKENS, tokens - start)
+            of_x, rope = x.narrow(axis, start, size), rope_freqs.narrow(1, start, size)
+            return whole(of_x, rope, transformer_options={**options, OVERRIDE: _override(take)})
 
-            def plain() -> torch.Tensor:
-                told = {name: value for name, value in options.items() if name != OVERRIDE}
-                return whole(x, rope_freqs=rope_freqs, transformer_options=told, **further)
+        def plain() -> torch.Tensor:
+            told = {name: value for name, value in options.items() if name != OVERRIDE}
+            return whole(x, rope_freqs, transformer_options=told)
 
-            projected = _projected(session, x, part, plain, options, (id(module), x.shape, x.dtype))
-            if projected is not None:
-                return projected
-        return whole(x, rope_freqs=rope_freqs, transformer_options=options, **further)
+        key = id(module), x.shape, x.dtype
+        projected = _projected(session, x.device, tokens, part, plain, options, key)
+        return whole(x, rope_freqs, transformer_options=options) if projected is None else projected
 
     forward.makes_slices = True  # type: ignore[attr-defined]
     return forward
 
 
 def _projected(
-    session: Session, x: torch.Tensor, part: Part, plain: Fallback, options: dict[str, Any], key: Hashable
+    session: Session,
+    device: torch.device,
+    tokens: int,
+    part: Part,
+    plain: Fallback,
+    options: dict[str, Any],
+    key: Hashable,
 ) -> torch.Tensor | None:
-    """What `part`, called for a slice of x (N, C) after the other, makes of all; None where it is to be made whole."""
-    model_pass, tokens = model_passes.current(session.slot), len(x)
-    if model_pass is None or not session.takes_slices(model_pass, x.device, key):
+    """What `part`, called for a slice of x after the other, makes of all its tokens; None where it is to be whole."""
+    model_pass = model_passes.current(session.slot)
+    if model_pass is None or not session.takes_slices(model_pass, device, key):
         return None
     first = [_call(part, 0)]
     of_token = (tensor.new_empty((*tensor.shape[:2], 1, tensor.shape[3])) for tensor in first[0].tensors("BHND"))

@@ -77,11 +77,11 @@ def in_place_of_h3(monkeypatch: pytest.MonkeyPatch) -> None:
     install_module(monkeypatch, "comfy.ldm.modules.attention", optimized_attention=plain)
 
 
-def run_pass(session: Session, model: Model, x: torch.Tensor, override: Any = None, at_end: bool = True) -> Any:
-    """The outputs of the model's blocks, each from x, in a pass of the sampling."""
-    options = {OVERRIDE: override or make_override(session)}
+def run_pass(session: Session, model: Model, x: torch.Tensor, override: Any = None, **further: Any) -> Any:
+    """The outputs of the model's blocks, each from x, in a pass of the sampling with these further options."""
+    options = {OVERRIDE: override or make_override(session), **further}
     model_pass = session.begin_pass(1.0, CPU, {})
-    model_pass.check_at_end = at_end
+    model_pass.check_at_end = True
     rope = 1.0 + 0.1 * torch.arange(len(x))[None, :, None].cos().expand(1, -1, HEAD_DIM)
 
     def blocks() -> torch.Tensor:
@@ -181,6 +181,12 @@ def test_short_calls_are_whole(tokens: int) -> None:
     model, x, session = Model(), torch.randn(tokens, 96), sampling()
     assert close(run_pass(session, model, x), plainly(model, x))
     assert labels(session) == ["2 reference · 8b"] and not session.wholes
+
+
+def test_patches_see_wholes() -> None:
+    model, session = Model(), sampling()
+    run_pass(session, model, torch.randn(TOKENS, 96), patches={"attn1_patch": [print]})
+    assert labels(session) == ["2 reference · 8b"]
 
 
 def test_the_session_of_the_last_node_makes_the_slices() -> None:

@@ -1,6 +1,6 @@
-"""Sample ComfyUI's own MiniMax H3, tiny and with random weights, in slices of q, k and v and without: prints JSON.
+"""Sample a family of ComfyUI's, tiny and with random weights, in slices of q, k and v and without: prints JSON.
 
-python -m tests.comfyui.sliced_h3 COMFYUI
+python -m tests.comfyui.sliced_model COMFYUI FAMILY
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     """The command."""
     enter_comfyui(Path(sys.argv[1]), cpu=True)
     slices.SLICE_TOKENS = 128
-    family = next(family for family in FAMILIES if family.name == "MiniMax H3")
+    family = next(family for family in FAMILIES if family.name == sys.argv[2])
     figures: dict[str, Any] = {}
     with torch.inference_mode():
         patcher = load(family, family.tiny, torch.float32, torch.device("cpu"))

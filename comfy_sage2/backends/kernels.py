@@ -133,7 +133,7 @@ def _suiting(signature: CallSignature, products: Sequence[Product]) -> Sequence[
     """Those of `products` that are what `signature` asks for, the best first."""
     options = signature.options
     suiting = [product for product in products if options.pv in (AUTO, product[1])]
-    if signature.accumulator_is_open and suiting:  # the best format decides, the accumulator only where it has both
+    if options.pv_accumulator == AUTO and suiting:  # the best format decides, the accumulator only where it has both
         suiting = [product for product in suiting if product[1] == suiting[0][1]]
         if len(suiting) == 1:
             return suiting

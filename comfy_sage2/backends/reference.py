@@ -26,7 +26,7 @@ def _product(signature: CallSignature) -> str | None:
     options = signature.options
     if options.mode == "precise":
         return option_is("pv", AUTO, "fp16")(signature)
-    if signature.accumulator_is_open or pv_has_accumulator(options.pv, options.pv_accumulator):
+    if options.pv_accumulator == AUTO or pv_has_accumulator(options.pv, options.pv_accumulator):
         return None
     return f"[SA-206] pv_accumulator must be fp32 with pv {options.pv}, got {options.pv_accumulator}"
 

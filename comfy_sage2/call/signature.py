@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..options import AUTO, AttentionOptions
+from ..options import AttentionOptions
 from .tensors import NO_TENSORS, OptionalTensors
 
 # What becomes of a faster attention of another package: ignore it; name it in the plan's reason; use it if no less
@@ -221,11 +221,6 @@ class CallSignature(NamedTuple):
         """Whether in memory the tokens of a head of q lie together, else the heads of a token."""
         heads, tokens = self.layout.index("H"), self.layout.index("N")
         return bool(self.q.stride) and self.q.stride[heads] > self.q.stride[tokens]
-
-    @property
-    def accumulator_is_open(self) -> bool:
-        """Whether the backend chooses the accumulators."""
-        return self.options.pv_accumulator == AUTO
 
     @property
     def work_key(self) -> WorkKey:

@@ -62,7 +62,8 @@ def make_override(session: Session) -> Override:
         call = AttentionCall.of_containers(args, kwargs) if func is None else AttentionCall.of(args, kwargs)
         call.declared = None if declared is None else declared.label
         out = session.attend(call, running, fallback, kwargs.get("transformer_options"))
-        call.empty_containers()  # whoever served it
+        if func is None:
+            call.empty_containers()  # whoever served it
         return out
 
     override.container_function = container_function  # type: ignore[attr-defined]

@@ -67,7 +67,6 @@ def test_each_device_has_its_own() -> None:
 @pytest.mark.usefixtures("geforce")
 def test_a_settled_call_leaves_nothing_open() -> None:
     signature = CallSignature.minimal(torch.device("cuda", 0), AttentionOptions(pv_accumulator="auto"))
-    assert signature.accumulator_is_open
     settled = ReferenceBackend().settled(signature)
     assert settled.options == AttentionOptions(pv_accumulator="fp16")
     assert option_fields(settled.options)["pv_accumulator"] == 16

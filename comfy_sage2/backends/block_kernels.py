@@ -141,8 +141,9 @@ def _reads_by_flash(x: torch.Tensor) -> bool:
 
 
 def _by_flash(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, bias: None, length: int
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, bias: torch.Tensor | None, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    assert bias is None  # else `_by_heads` computes
     tokens = min(length, BLOCK_TOKENS)
     k, v = (x.unflatten(1, (-1, tokens)).transpose(0, 1) for x in (k, v))
     rows = q.transpose(0, 1).expand(len(k), -1, -1, -1)

@@ -74,7 +74,7 @@ def block_means(x: torch.Tensor) -> torch.Tensor:
     """The mean of each 128 tokens of x (..., N, D): (..., T, D) float32, or float64 for a float64 `x`."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     full = x.shape[-2] // BLOCK_TOKENS * BLOCK_TOKENS
-    means = x[..., :full, :].unflatten(-2, (-1, BLOCK_TOKENS)).mean(dim=-2, dtype=dtype)
+    means: torch.Tensor = x[..., :full, :].unflatten(-2, (-1, BLOCK_TOKENS)).mean(dim=-2, dtype=dtype)
     if full == x.shape[-2]:
         return means
     return torch.cat((means, x[..., full:, :].mean(dim=-2, keepdim=True, dtype=dtype)), dim=-2)

@@ -153,6 +153,7 @@ def _weights(kept: torch.Tensor, total: torch.Tensor, masses: torch.Tensor, dtyp
 
 def _sum(weights: torch.Tensor, outs: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """(R, Hq, L, T) times `outs`, each (R, Hq, part of T, D)."""
+    first: torch.Tensor
     first, *rest = (
         part @ out for part, out in zip(weights.split([out.shape[2] for out in outs], dim=3), outs, strict=True)
     )

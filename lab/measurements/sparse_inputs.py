@@ -61,7 +61,7 @@ Change = Callable[[MadeInputs, torch.Generator, Grid], MadeInputs]  # in place
 
 def _direction(head_dim: int, generator: torch.Generator) -> torch.Tensor:
     direction = torch.randn(head_dim, generator=generator, device=generator.device)
-    return direction / direction.norm()
+    return direction.div_(direction.norm())
 
 
 def _some(count: int, of: int, generator: torch.Generator) -> torch.Tensor:
@@ -71,7 +71,7 @@ def _some(count: int, of: int, generator: torch.Generator) -> torch.Tensor:
 def ragged(inputs: MadeInputs, generator: torch.Generator, grid: Grid, *, behind: int = 37) -> MadeInputs:
     """The last block has fewer than 128 tokens."""
     length = inputs.q.shape[1] // 128 * 128 - behind
-    return MadeInputs(*(x[:, :length] for x in (inputs.q, inputs.k, inputs.v)))
+    return MadeInputs(inputs.q[:, :length], inputs.k[:, :length], inputs.v[:, :length])
 
 
 def text(inputs: MadeInputs, generator: torch.Generator, grid: Grid, *, tokens: int = 300) -> MadeInputs:

@@ -92,7 +92,7 @@ def reader(family: str) -> Callable[[str], Launch]:
 
 def drawn_calls() -> list[calls.Call]:
     """Calls of all kinds, some with rotated heads as given, and a few very long ones."""
-    drawn = random_calls(CALLS)
+    drawn: list[calls.Call] = random_calls(CALLS)
     for signature, operands in drawn:
         if signature["rotate"] and not signature["rotate_by_head"] and random.random() < 0.5:
             signature["rotate_as_given"] = True
@@ -105,7 +105,7 @@ def drawn_calls() -> list[calls.Call]:
         mask = random.choice((None, "keys"))
         drawn.append(calls.description(**sizes, mode=mode, block_mask=block_mask, mask=mask, lse=True))
     for mask in (None, "keys"):  # few keys: a call in one phase has launches of its own
-        lengths = {"q_length": random.randint(1, 3000), "kv_length": random.randint(1, 300)}
+        lengths: dict[str, Any] = {"q_length": random.randint(1, 3000), "kv_length": random.randint(1, 300)}
         drawn.append(calls.description(**lengths, mask=mask))
     return drawn
 
@@ -152,7 +152,7 @@ def test_launches_keep_to_their_memory_and_do_all_of_the_work(
 def is_input(name: str, value: Any) -> bool:
     """Whether a field is a tensor of the caller, or a tensor map of one."""
     address = value[0] if isinstance(value, list) else value
-    return address == {"q": calls.Q, "k": calls.K, "v": calls.V}.get(name.removesuffix("_map"))
+    return bool(address == {"q": calls.Q, "k": calls.K, "v": calls.V}.get(name.removesuffix("_map")))
 
 
 class Check:

@@ -69,5 +69,5 @@ def test_masks_causal_and_scale_reach_the_algorithm(baseline: Any) -> None:
     q, k, v = inputs()
     mask = torch.rand(1, 1, 200, 230) > 0.2
     mask[..., 0] = True
-    options = {"attn_mask": mask, "is_causal": True, "scale": 0.2}
+    options: dict[str, Any] = {"attn_mask": mask, "is_causal": True, "scale": 0.2}
     assert cosine(baseline(q, k, v, **options)[0], oracle(q, k, v, **options)[0]) > 0.995

@@ -375,7 +375,8 @@ def test_parts_fill_the_gpu_in_whole_waves(
     monkeypatch.setattr(launches, "_multiprocessors", lambda device: 132)
     form = TensorForm.contiguous(torch.Size((1, heads, tokens, 128)), torch.bfloat16, torch.device("cpu"))
     signature = CallSignature(AttentionOptions(mode), ANYONE, form, form, form)
-    parts = launches.parts_of(Recorder(), signature, Views(*[(0, 0, 0)] * 4), 7 * BYTES_A_HEAD)
+    strides = (0, 0, 0)
+    parts = launches.parts_of(Recorder(), signature, Views(strides, strides, strides, strides), 7 * BYTES_A_HEAD)
     assert [part.plan.fields["q_heads"] for part in parts] == [wanted] * (heads // wanted)
 
 

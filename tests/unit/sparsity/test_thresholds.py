@@ -74,7 +74,7 @@ def test_errors_are_those_of_masked_attention_with_and_without_a_tail(fresh_seed
     for place, active in enumerate((compared, *(ranks > cut for cut in at))):
         out, lse = masked(q, k, v, active)
         torch.testing.assert_close(measured[0, ..., place].double(), relative(out, exact, rows), rtol=1e-3, atol=1e-5)
-        add_pooled_tail_(*(x.double() for x in (q, k, v)), out, lse, active, scale=SCALE)
+        add_pooled_tail_(q.double(), k.double(), v.double(), out, lse, active, scale=SCALE)
         # The last queries of all may be fewer than 16, and are measured as if they were 16.
         torch.testing.assert_close(measured[1, ..., place].double(), relative(out, exact, rows), rtol=2e-2, atol=1e-5)
 

@@ -8,7 +8,6 @@ from typing import Any, Literal, overload
 import torch
 
 from .autotune.auto_mode import with_mode
-from .backends.block_kernels import add_tail_, module_for
 from .block_mask import BlockMask
 from .call.signature import CallSignature, Routing
 from .call.tensors import NO_TENSORS, OptionalTensors
@@ -17,6 +16,7 @@ from .dispatch import registry
 from .dispatch.operators import has_observer, observed, without_gradient
 from .dispatch.plan import Refusal, plan
 from .options import AttentionOptions
+from .sparsity.call_blocks import CallBlocks, add_tail_
 from .sparsity.declared import Sparse
 
 
@@ -36,7 +36,7 @@ def attention(
     *,
     attn_mask: torch.Tensor | None = None,
     block_mask: BlockMask | None = None,
-    sparse: Sparse | None = None,
+    sparse: Sparse | str | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
     rotated_heads: torch.Tensor | None = None,
@@ -58,9 +58,9 @@ def attention(
             None is all of them. In either layout its lists are of shape (B, Hq, Tq, 1 + Tk). Their entries are not
             checked here: what is invalid is left out, and `BlockMask.invalid` flags it.
         sparse: leave out the key blocks that matter least, found in this call (`Sparse`): by a bound of what each head
-            may lose, or a share. None computes all. Self-attention of fewer than 64 key blocks, and calls with other
-            numbers of queries and keys, are dense. Not with block_mask, `is_causal`, mode "exact" or a mask that
-            differs by query; not under a compiler.
+            may lose, or a share; or a level of the node by its name. None computes all. Self-attention of fewer than 64
+            key blocks, and calls with other numbers of queries and keys, are dense. Not with block_mask, `is_causal`,
+            mode "exact" or a mask that differs by query; not under a compiler.
         backend: a name from `explain`; None picks the first accelerated one that can run, else "reference".
         nonfinite: one int32 on q's device, set to 1 when a value of the output is NaN or infinite and else left as it
             is, so that one of them can serve many calls; no call waits for the device.
@@ -83,14 +83,12 @@ def attention(
     if backend is not None and not isinstance(backend, str):
         registry.get(backend)  # raises: neither the cache of plans nor an operator could hold it
     if sparse is not None:
-        if not isinstance(sparse, Sparse):
-            raise TypeError(f"[SA-215] sparse must be a comfy_sage2.Sparse or None, got {type(sparse).__name__}")
         chosen = _options(options, choices) if choices or options is None else options
-        blocks = sparse.block_mask(q, k, v, chosen, optional)
-        if blocks is not None and sparse.tail:
+        blocks = Sparse.of(sparse).blocks(q, k, v, chosen, optional)
+        if blocks is not None and blocks.tail_lists is not None:
             return _with_tail(q, k, v, blocks, backend, optional, chosen)
         if blocks is not None:
-            optional = optional._replace(block_mask=blocks.lists)
+            optional = optional._replace(block_mask=blocks.mask.lists)
     if has_observer(q, k, v, attn_mask):
         out, lse = observed(q, k, v, optional, backend, AttentionOptions.of(options, choices))
         return out if lse is None else (out, lse)
@@ -115,33 +113,26 @@ def _with_tail(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    block_mask: BlockMask,
+    blocks: CallBlocks,
     backend: str | None,
     optional: OptionalTensors,
     options: AttentionOptions,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """A call with a block mask whose other key blocks take part by means of their tokens."""
+    """A call of some key blocks, of which the others take part by means of their tokens."""
+    nonfinite, scale = optional.nonfinite, q.shape[3] ** -0.5 if options.scale is None else options.scale
     with torch.no_grad():  # a tail cannot be added to an output that autograd knows
         out, lse = attention(
             q,
             k,
             v,
-            block_mask=block_mask,
+            block_mask=blocks.mask,
             backend=backend,
-            nonfinite=optional.nonfinite,
+            nonfinite=nonfinite,
             rotated_heads=optional.rotated_heads,
             options=options,
             return_lse=True,
         )
-        scale = q.shape[3] ** -0.5 if options.scale is None else options.scale
-
-        def heads_first(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor if options.layout == "BHND" else tensor.transpose(1, 2)
-
-        tensors = heads_first(q), heads_first(k), heads_first(v), heads_first(out)
-        add_tail_(module_for(q.device), *tensors, lse, block_mask.lists, scale)
-        if optional.nonfinite is not None:  # the call with the mask has not read the values of the other blocks
-            optional.nonfinite.masked_fill_(~out.isfinite().all(), 1)
+        add_tail_(blocks, q, k, v, out, lse, options.layout, scale, nonfinite)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
         out, lse = without_gradient(out, lse, q, k, v)
     return (out, lse) if options.return_lse else out

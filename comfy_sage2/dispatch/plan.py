@@ -329,9 +329,10 @@ def rotated_plan(chooses: CallPlan, *, some: bool, reconsiders: bool = False) ->
     return plan(call._replace(options=options, routing=routing, rotated_heads=flags))
 
 
-def listed_plan(dense: CallPlan) -> CallPlan | Refusal:
+def listed_plan(dense: CallPlan, *, return_lse: bool = False) -> CallPlan | Refusal:
     """The plan of the calls of `dense` with a contiguous block mask of their batch and heads, by the same backend."""
     call = dense.signature
     shape = torch.Size((call.batch, call.q_heads, blocks_of(call.q_length), 1 + blocks_of(call.kv_length)))
     lists = TensorForm.contiguous(shape, torch.int16, call.device)
-    return plan(call._replace(routing=Routing(dense.backend.name), block_mask=lists))
+    options = replace(call.options, return_lse=return_lse)
+    return plan(call._replace(routing=Routing(dense.backend.name), block_mask=lists, options=options))

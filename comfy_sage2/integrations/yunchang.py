@@ -24,7 +24,7 @@ def attention_processor(
     *,
     backend: str | None = None,
     options: AttentionOptions | None = None,
-    sparse: Sparse | None = None,
+    sparse: Sparse | str | None = None,
     **choices: Any,
 ) -> Processor:
     """The `attn_processor` for a yunchang.LongContextAttention of your own, made with `attn_type=None`.

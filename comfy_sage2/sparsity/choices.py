@@ -15,15 +15,16 @@ from typing import NamedTuple
 
 import torch
 
-from ..backends.block_kernels import block_lists, block_scores, module_for
-from ..block_mask import BlockMask
-from ..system.readback import Readback
-from .always_computed import TokenRange
+from ..backends.block_kernels import block_scores, module_for
+from ..block_mask import blocks_of
+from . import levels
+from .call_blocks import CallBlocks, call_blocks
 from .errors import Inputs
-from .thresholds import blocks_error, choose
+from .levels import Level
+from .packed_blocks import PackedBlocks
+from .thresholds import Blocks, blocks_error, choose
 
 STEPS_SERVED = 2  # by one choice, the step in which it is made counted
-_BITS = 8
 
 ModelChanges = frozenset[tuple[Hashable, float]]  # what makes the model another one for a pass, and how strong it is
 
@@ -52,37 +53,6 @@ class ChoiceKey(NamedTuple):
     changes: ModelChanges = frozenset()
 
 
-class PackedBlocks:
-    """The active blocks of a call, a bit each, and the share of them.
-
-    Attributes:
-        shares: of each head's blocks, those that are active: (Hq,) float32 on the device.
-    """
-
-    def __init__(self, active: torch.Tensor) -> None:
-        """active: bool (B, Hq, Tq, Tk)."""
-        self.shares = active.float().mean(dim=(0, 2, 3))
-        self._blocks = active.shape[3]
-        padded = torch.nn.functional.pad(active, (0, -self._blocks % _BITS))
-        bits = padded.unflatten(3, (-1, _BITS)) * _weights(active.device)
-        self._packed = bits.sum(dim=4, dtype=torch.uint8)
-        self._share_on_host = Readback(1, torch.float32, active.device)
-        self._share_on_host.start(self.shares.mean())
-
-    def active(self) -> torch.Tensor:
-        """Bool (B, Hq, Tq, Tk)."""
-        bits: torch.Tensor = self._packed[..., None] & _weights(self._packed.device)
-        return bits.ne(0).flatten(3)[..., : self._blocks]
-
-    def skipped_share(self) -> float:
-        """The share of blocks that are skipped. Waits for what was enqueued before they were packed."""
-        return 1.0 - self._share_on_host.values()[0]
-
-
-def _weights(device: torch.device) -> torch.Tensor:
-    return (2 ** torch.arange(_BITS, device=device)).to(torch.uint8)  # made there: nobody waits for a copy
-
-
 class _Choice(NamedTuple):
     """The blocks of one call, or the union of several calls of one moment that share a key."""
 
@@ -101,15 +71,17 @@ class Figures:
     Attributes:
         computed: of each call, the share of the blocks that it computed.
         errors: of each choice, the error on the sampled rows.
+        tails: of each choice, 1 for each head with a tail, else 0.
         outdated: of each choice that replaces another, the error that the old blocks would have had there.
     """
 
     computed: list[Figure] = field(default_factory=list)
     errors: list[Figure] = field(default_factory=list)
+    tails: list[Figure] = field(default_factory=list)
     outdated: list[Figure] = field(default_factory=list)
 
     def forget(self, moment: Moment) -> None:
-        for figures in (self.computed, self.errors, self.outdated):
+        for figures in (self.computed, self.errors, self.tails, self.outdated):
             figures[:] = [figure for figure in figures if figure[0] != moment]
 
 
@@ -124,93 +96,86 @@ class BlockChoices:
         figures: layer -> what became of its blocks.
     """
 
-    def __init__(self, bound: float) -> None:
-        """bound: the largest relative L2 error of a head."""
-        self._bound = bound
+    def __init__(self, level: Level) -> None:
+        self._level = level
         self._choices: dict[ChoiceKey, _Choice] = {}
         self._step = self._begun_at = 0
-        self._checked: Moment | None = None  # the last one in which blocks of an earlier one were held to the bound
+        self._checked: Moment | None = None  # the last one in which blocks of an earlier one were looked at
         self.figures: defaultdict[int, Figures] = defaultdict(Figures)
 
-    def block_mask(
-        self,
-        key: ChoiceKey,
-        moment: Moment,
-        inputs: Inputs,
-        *,
-        always: tuple[TokenRange, ...] = (),
-        least_skipped: float = 0.0,
-    ) -> BlockMask | None:
-        """The block mask of a call, which this call or an earlier step chooses.
+    def blocks(
+        self, key: ChoiceKey, moment: Moment, inputs: Inputs, *, least_skipped: float = 0.0
+    ) -> CallBlocks | None:
+        """The blocks of a call, which this call or an earlier step chooses.
 
-        Only a mask of an earlier step waits for the device: for the share of blocks that it skips, and the first of a
-        moment for what its heads lose on the rows that it was chosen by. Beyond the bound all choices of earlier
+        Only blocks of an earlier step wait for the device: for the share that they skip, and the first ones of a moment
+        for what its heads lose on the rows that they were chosen by. If that is too much, all choices of earlier
         moments are thrown away.
 
         Args:
-            inputs: of the call.
-            always: tokens whose blocks are computed whatever their scores: as keys of all queries, and as queries with
-                all keys.
-            least_skipped: the share of the blocks that a mask of an earlier step must skip to be worth its time.
+            least_skipped: the share of the blocks that must be skipped to be worth the time, as far as it is known.
 
         Returns:
-            The mask, or None where it would skip fewer blocks.
+            The blocks, or None where fewer would be skipped.
         """
         self._follow(moment.step)
         known = self._choices.get(key)
         # In the moment of a choice another call may look the same, which has a choice of its own.
-        earlier = None if known is None or known.moment == moment else known.blocks
-        if known is None or earlier is None or not 0 <= moment.step - known.moment.step < STEPS_SERVED:
-            blocks = self._choose(key, moment, inputs, always, earlier)
-        elif earlier.skipped_share() < least_skipped:
-            return None
-        elif self._is_outdated(known, moment, inputs, always):
-            self._forget_before(moment)
-            blocks = self._choose(key, moment, inputs, always, earlier)
-        else:
-            blocks = earlier
-        self.figures[key.layer].computed.append((moment, blocks.shares))
-        active = blocks.active().float()
-        threshold = torch.full(active.shape[:2], 0.5, device=active.device)
-        return BlockMask(block_lists(module_for(active.device), active, threshold=threshold))
+        earlier = None if known is None or known.moment == moment else known
+        if earlier is not None and 0 <= moment.step - earlier.moment.step < STEPS_SERVED:
+            if earlier.blocks.skipped_share() < least_skipped:
+                return None
+            blocks = earlier.blocks.unpacked()
+            if not self._is_outdated(earlier, blocks, moment, inputs):
+                self.figures[key.layer].computed.append((moment, earlier.blocks.shares))
+                threshold = torch.full(blocks.active.shape[:2], 0.5, device=blocks.active.device)
+                by_tail = blocks.by_tail if earlier.blocks.has_tail() else None
+                return call_blocks(blocks.active.float(), threshold, by_tail)
+        return self._choose(key, moment, inputs, earlier)
 
-    def _is_outdated(self, known: _Choice, moment: Moment, inputs: Inputs, always: tuple[TokenRange, ...]) -> bool:
-        """Whether a head of this call, the first one of `moment` to ask, loses more than the bound by these blocks."""
+    def _is_outdated(self, earlier: _Choice, blocks: Blocks, moment: Moment, inputs: Inputs) -> bool:
+        """Whether this call, the first one of `moment` to ask, loses too much by blocks of an earlier one.
+
+        That is above the bound of a head, or twice as much as when they were chosen.
+        """
         if self._checked == moment:
             return False
         self._checked = moment
-        lost = blocks_error(inputs, known.blocks.active(), sample=known.moment.step, always=always)
-        return not bool((lost <= self._bound).all())
-
-    def _forget_before(self, moment: Moment) -> None:
+        lost = blocks_error(inputs, blocks, sample=earlier.moment.step)
+        bound = self._level.bound
+        is_near = lost.mean() <= 2.0 * earlier.blocks.errors.mean() if bound is None else (lost <= bound).all()
+        if is_near:  # waits for the device
+            return False
         for key, choice in list(self._choices.items()):
             if choice.moment != moment:
                 self._choices.pop(key, None)
+        return True
 
-    def _choose(
-        self,
-        key: ChoiceKey,
-        moment: Moment,
-        inputs: Inputs,
-        always: tuple[TokenRange, ...],
-        earlier: PackedBlocks | None,
-    ) -> PackedBlocks:
-        scores = block_scores(module_for(inputs.q.device), inputs.q, inputs.k, inputs.scale)
-        outdated = None if earlier is None else earlier.active()
-        choice = choose(inputs, scores, self._bound, sample=moment.step, always=always, compared=outdated)
+    def _choose(self, key: ChoiceKey, moment: Moment, inputs: Inputs, earlier: _Choice | None) -> CallBlocks:
+        level = self._level
+        if level.share is None and blocks_of(key.kv_length) < levels.LEAST_BLOCKS_WITH_TAIL:
+            level = level._replace(tail=False)
+        module = module_for(inputs.q.device)
+        ranks = block_scores(module, inputs.q, inputs.k, inputs.scale, block_means=level.share is not None)
+        compared = None if earlier is None else earlier.blocks.unpacked()
+        choice = choose(inputs, ranks, level, sample=moment.step, compared=compared)
+        blocks = Blocks(ranks > choice.thresholds[..., None, None], choice.by_tail)
+        packed = PackedBlocks(blocks, choice.errors)
         figures = self.figures[key.layer]
+        figures.computed.append((moment, packed.shares))
         figures.errors.append((moment, choice.errors.amax(dim=0)))
+        if choice.by_tail is not None:
+            figures.tails.append((moment, choice.by_tail.any(dim=0).float()))
         if choice.compared_errors is not None:
             figures.outdated.append((moment, choice.compared_errors.amax(dim=0)))
-        active = scores > choice.thresholds[..., None, None]
-        known, blocks = self._choices.get(key), PackedBlocks(active)
-        shares_moment = known is not None and known.moment == moment
-        kept = PackedBlocks(known.blocks.active() | active) if known is not None and shares_moment else blocks
-        self._choices[key] = _Choice(moment, kept)
+        known = self._choices.get(key)
+        if known is not None and known.moment == moment:
+            packed = PackedBlocks(_union(known.blocks.unpacked(), blocks), choice.errors.maximum(known.blocks.errors))
+        self._choices[key] = _Choice(moment, packed)
         for other, choice_of_other in list(self._choices.items()):  # such as those of former context windows
             if other.layer == key.layer and moment.step - choice_of_other.moment.step >= 2 * STEPS_SERVED:
                 self._choices.pop(other, None)
-        return blocks
+        return call_blocks(ranks, choice.thresholds, choice.by_tail)
 
     def _follow(self, step: int) -> None:
         """Drop all choices when the sampler goes back to `step`: its latent may be another one, as of new frames.
@@ -235,6 +200,11 @@ class BlockChoices:
     def clear(self) -> None:
         """Drop all choices; the figures stay."""
         self._choices.clear()
+
+
+def _union(first: Blocks, second: Blocks) -> Blocks:
+    both = [by_tail for by_tail in (first.by_tail, second.by_tail) if by_tail is not None]
+    return Blocks(first.active | second.active, both[0] if len(both) == 1 else both[0] | both[1] if both else None)
 
 
 def values(figures: Iterable[Figure]) -> list[list[float]]:

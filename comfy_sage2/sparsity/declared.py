@@ -12,11 +12,13 @@ from ..call.signature import CallSignature
 from ..call.tensors import OptionalTensors, mask_4d
 from ..call.validation import check_call
 from ..dispatch.registry import UnsupportedError
-from ..options import EXACT, AttentionOptions
+from ..options import EXACT, AttentionOptions, check_choice
 from ..reference.block_scores import blocks_of_share
+from ..system.readback import uploaded
 from ..text import quoted
 from . import levels
 from .always_computed import TokenRange, blocks_with
+from .call_blocks import CallBlocks, call_blocks
 from .errors import Inputs
 from .key_bias import add_to_scores, key_bias, without_hidden_keys
 from .thresholds import choose
@@ -32,9 +34,9 @@ class Sparse:
         share: None, or the share of the key blocks that each block of 128 queries attends to: the most probable ones.
         always: ranges of tokens, (first, behind the last), such as those of text. Their blocks are computed whatever
             they hold: as keys of all queries, and as queries with all keys.
-        tail: with a share alone: each block that is left out takes part by one key and one value, the means of its
-            tokens (`reference.pooled_tail`). At a tenth of the blocks this takes a quarter off the error. It is slow
-            where a kernel module has no kernels for it.
+        tail: each block that is left out takes part by one key and one value, the means of its tokens
+            (`reference.pooled_tail`): with a share in all heads, with a bound in those that compute fewer blocks so. It
+            is slow where a kernel module has no kernels for it.
 
     Raises:
         TypeError, ValueError: not exactly one of bound and share, or a value out of range.
@@ -60,9 +62,6 @@ class Sparse:
                 raise ValueError(f"[SA-215] sparse: {name} must be above 0 and at most 1, got {quoted(value)}")
         if type(self.tail) is not bool:
             raise TypeError(f"[SA-215] sparse: tail must be True or False, got {type(self.tail).__name__}")
-        if self.tail and self.share is None:
-            # With a tail a head loses less by its own measure and so leaves out more, and whole videos are worse.
-            raise ValueError("[SA-215] sparse: a tail goes with a share, not with a bound: leave out one of them")
         if not isinstance(self.always, tuple):
             raise TypeError(
                 "[SA-215] sparse: always must be a tuple of pairs of integers, such as ((0, 512),), got "
@@ -92,10 +91,29 @@ class Sparse:
         present = " and ".join(name for name, is_present in obstacles.items() if is_present)
         return f"[SA-215] calls with {present} cannot be sparse: leave out `sparse`" if present else None
 
+    @classmethod
+    def of(cls, sparse: object) -> Sparse:
+        """`sparse` of a call, which may be the name of a level of the node. TypeError, ValueError: it is neither."""
+        if isinstance(sparse, cls):
+            return sparse
+        if not isinstance(sparse, str):
+            raise TypeError(
+                f"[SA-215] sparse must be a comfy_sage2.Sparse, a level or None, got {type(sparse).__name__}"
+            )
+        check_choice("sparse", sparse, levels.LEVELS)
+        return cls(**levels.LEVELS[sparse]._asdict())
+
     def block_mask(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: AttentionOptions, optional: OptionalTensors
     ) -> BlockMask | None:
-        """The block mask of a call; no wait for the device.
+        """The mask of `blocks`."""
+        blocks = self.blocks(q, k, v, options, optional)
+        return None if blocks is None else blocks.mask
+
+    def blocks(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: AttentionOptions, optional: OptionalTensors
+    ) -> CallBlocks | None:
+        """The blocks of a call; no wait for the device.
 
         None where it is to be dense: with fewer than `levels.LEAST_BLOCKS` blocks of keys, with all of its tokens in
         `always`, or with queries and keys that differ in number, and so are not of the same tokens.
@@ -120,19 +138,20 @@ class Sparse:
         if q.shape[2] != length or blocks_of(length) < levels.LEAST_BLOCKS or always.all():
             return None
         scale = q.shape[3] ** -0.5 if options.scale is None else options.scale
-        mask = mask_4d(optional.attn_mask)
+        attn_mask = mask_4d(optional.attn_mask)
         with torch.no_grad():
-            bias = None if mask is None else key_bias(mask, length)
+            bias = None if attn_mask is None else key_bias(attn_mask, length)
             if bias is not None:
                 k, v = without_hidden_keys(k, v, bias, q_heads=q.shape[1])
             module = module_for(q.device)
-            scores = block_scores(module, q, k, scale, block_means=self.tail)
+            scores = block_scores(module, q, k, scale, block_means=self.tail and self.share is not None)
             if bias is not None:
                 scores = add_to_scores(scores, bias)
             if self.share is not None:
-                blocks = always.to(q.device, non_blocking=True) if self.always else None
+                on_device = uploaded(always, q.device) if self.always else None
                 count = blocks_of_share(self.share, scores.shape[3])
-                return BlockMask(block_lists(module, scores, count=count, always=blocks, dense=blocks))
-            assert self.bound is not None
-            choice = choose(Inputs(q, k, v, scale, bias), scores, self.bound, always=self.always)
-            return BlockMask(block_lists(module, scores, threshold=choice.thresholds))
+                mask = BlockMask(block_lists(module, scores, count=count, always=on_device, dense=on_device))
+                return CallBlocks(mask, mask.lists if self.tail else None)
+            level = levels.Level(bound=self.bound, tail=self.tail)
+            choice = choose(Inputs(q, k, v, scale, bias, self.always), scores, level)
+            return call_blocks(scores, choice.thresholds, choice.by_tail)

@@ -10,6 +10,7 @@ from ..backends.block_kernels import block_outputs
 from ..block_mask import BLOCK_TOKENS
 from ..reference.block_scores import POOL_TOKENS
 from ..reference.pooled_tail import block_means, center_of, tokens_of_blocks
+from .always_computed import TokenRange
 from .sampled_rows import SampledRows
 
 _WEIGHT_OF_UNLIKE = 0.25  # beside 1 of a row that is spread
@@ -23,6 +24,8 @@ class Inputs(NamedTuple):
         q: (B, Hq, N, D); k, v: (B, Hkv, N, D), any float dtype.
         scale: softmax scale.
         bias: float32 (B | 1, Hq | 1, 1, N), added to the scaled scores of all queries; None without a mask.
+        always: tokens whose blocks are computed whatever they hold: as keys of all queries, and as queries with all
+            keys.
     """
 
     q: torch.Tensor
@@ -30,6 +33,7 @@ class Inputs(NamedTuple):
     v: torch.Tensor
     scale: float
     bias: torch.Tensor | None = None
+    always: tuple[TokenRange, ...] = ()
 
 
 class RowOutputs(NamedTuple):

@@ -2,7 +2,37 @@
 
 from __future__ import annotations
 
-LEVELS = {"light": 0.02, "medium": 0.05, "strong": 0.1}
-"""Bound of each level of `sparse`: the relative L2 error of a head, measured on a sample of its rows."""
+from typing import NamedTuple
+
+
+class Level(NamedTuple):
+    """By a bound or by a share of the blocks.
+
+    Attributes:
+        bound: None, or the relative L2 error of each head, on a sample of its rows.
+        share: None, or the share of the key blocks that each head computes for each block of queries.
+        tail: the other blocks take part by the means of their tokens: with a bound in those heads that compute fewer
+            blocks so, with a share in all.
+    """
+
+    bound: float | None = None
+    share: float | None = None
+    tail: bool = False
+
+
+LEVELS = {
+    "light": Level(bound=0.02, tail=True),
+    "medium": Level(bound=0.05, tail=True),
+    "strong": Level(bound=0.1, tail=True),
+    "draft 20 %": Level(share=0.2, tail=True),
+    "draft 10 %": Level(share=0.1, tail=True),
+}
+"""Of `sparse`."""
 
 LEAST_BLOCKS = 64  # of a call's keys: shorter calls stay dense
+LEAST_BLOCKS_WITH_TAIL = 192  # of a call by a bound: in shorter ones a tail costs more than it saves
+
+
+def tail_cost(length: int) -> float:
+    """What a tail takes of the time of a dense call with `length` tokens: measured on an H200 at head_dim 128."""
+    return 0.005 + 1050 / length

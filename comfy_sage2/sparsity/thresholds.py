@@ -17,9 +17,10 @@ import torch
 
 from ..reference.block_scores import blocks_of_share
 from ..system.readback import uploaded
-from .always_computed import TokenRange, blocks_with, raise_always_computed_
+from .always_computed import blocks_with, raise_always_computed_
 from .errors import Inputs, errors, popular, row_outputs
-from .sampled_rows import sampled_rows
+from .levels import Level, tail_cost
+from .sampled_rows import SampledRows, sampled_rows
 
 COMPUTED_SHARES = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.03)
 """Of the key blocks that a head may compute.
@@ -47,66 +48,89 @@ def rank_(scores: torch.Tensor) -> torch.Tensor:
     return scores
 
 
-class Choice(NamedTuple):
-    """What `choose` gives, (B, Hq) float32 each.
+class Blocks(NamedTuple):
+    """Blocks of a call.
 
     Attributes:
-        thresholds: a block is active where its rank is above.
-        errors: of each head on the sampled rows.
+        active: those that are computed, bool (B, Hq, T, T).
+        by_tail: of which heads the others take part by means, bool (B, Hq); None where no head has a tail.
+    """
+
+    active: torch.Tensor
+    by_tail: torch.Tensor | None
+
+
+class Choice(NamedTuple):
+    """What `choose` gives, (B, Hq) each.
+
+    Attributes:
+        thresholds: a block is active where its rank is above, float32.
+        by_tail: of `Blocks`.
+        errors: of each head on the sampled rows, float32.
         compared_errors: those of the blocks to compare; None without them.
     """
 
     thresholds: torch.Tensor
+    by_tail: torch.Tensor | None
     errors: torch.Tensor
     compared_errors: torch.Tensor | None
 
 
 def choose(
-    inputs: Inputs,
-    scores: torch.Tensor,
-    bound: float,
-    *,
-    sample: int = 0,
-    always: tuple[TokenRange, ...] = (),
-    compared: torch.Tensor | None = None,
+    inputs: Inputs, scores: torch.Tensor, level: Level, *, sample: int = 0, compared: Blocks | None = None
 ) -> Choice:
-    """The fewest blocks of each head whose error is within `bound`; `scores` become the ranks that thresholds are of.
+    """The blocks of each head that `level` asks for; `scores` become the ranks that thresholds are of.
 
     Args:
         scores: (B, Hq, T, T), as `block_scores` gives them.
-        bound: relative L2 error of a head.
         sample: the number of the sample of rows; other numbers give other rows.
-        always: tokens whose blocks are computed whatever their scores, in blocks of 128: as keys of all queries, and as
-            queries with all keys.
-        compared: bool (B, Hq, T, T), active blocks whose error is measured too.
+        compared: blocks whose error is measured too.
     """
-    blocks = blocks_with(always, inputs.k.shape[2])
-    rows = sampled_rows(inputs.q, sample, blocks if always else None)
+    length, blocks = inputs.k.shape[2], scores.shape[3]
+    shares = COMPUTED_SHARES if level.share is None else (level.share,)
     with _in_float32(scores.device):
-        outputs = row_outputs(inputs, rows)
-        raise_always_computed_(rank_(scores), blocks)
+        outputs = row_outputs(inputs, _rows(inputs, sample))
+        raise_always_computed_(rank_(scores), blocks_with(inputs.always, length))
         scores.masked_fill_(popular(outputs)[:, :, None], math.inf)
-        thresholds = cuts(COMPUTED_SHARES, scores.shape[3], scores.device)
-        (measured,) = errors(outputs, scores, thresholds, compared)
-    of_compared, measured = measured.tensor_split((measured.shape[2] - len(thresholds),), dim=2)
-    place = loosest(measured, bound)
+        thresholds = cuts(shares, blocks, scores.device)
+        has_tail = level.tail or (compared is not None and compared.by_tail is not None)
+        measured = errors(
+            outputs, scores, thresholds, None if compared is None else compared.active, with_tail=has_tail
+        )
+        of_compared, measured = measured.tensor_split((measured.shape[3] - len(shares),), dim=3)
+        place, by_tail = torch.zeros(measured.shape[1:3], dtype=torch.int64, device=scores.device), None
+        if level.share is not None and level.tail:
+            by_tail = torch.ones_like(place, dtype=torch.bool)
+        elif level.bound is not None:
+            place = loosest(measured[0], level.bound)
+            if level.tail:
+                place_of_tail = loosest(measured[1], level.bound)
+                # The cuts count the blocks that are left out.
+                by_tail = thresholds[place_of_tail] - thresholds[place] > blocks * tail_cost(length)
+                place = place_of_tail.where(by_tail, place)
     return Choice(
         thresholds[place],
-        measured.gather(2, place[..., None])[..., 0],
-        None if compared is None else of_compared[..., 0],
+        by_tail,
+        _error(measured.gather(3, place.expand(len(measured), -1, -1)[..., None])[..., 0], by_tail),
+        None if compared is None else _error(of_compared[..., 0], compared.by_tail),
     )
 
 
-def blocks_error(
-    inputs: Inputs, active: torch.Tensor, *, sample: int = 0, always: tuple[TokenRange, ...] = ()
-) -> torch.Tensor:
-    """The relative L2 error of each head that computes its `active` blocks, bool (B, Hq, T, T): (B, Hq) float32.
+def blocks_error(inputs: Inputs, blocks: Blocks, *, sample: int = 0) -> torch.Tensor:
+    """The relative L2 error of each head that computes such blocks: (B, Hq) float32; `sample` is that of `choose`."""
+    ranks, cut = blocks.active.float(), torch.full((1,), 0.5, device=blocks.active.device)
+    with _in_float32(ranks.device):
+        outputs = row_outputs(inputs, _rows(inputs, sample))
+        return _error(errors(outputs, ranks, cut, with_tail=blocks.by_tail is not None)[..., 0], blocks.by_tail)
 
-    The other arguments are those of `choose`.
-    """
-    rows = sampled_rows(inputs.q, sample, blocks_with(always, inputs.q.shape[2]) if always else None)
-    with _in_float32(active.device):
-        return errors(row_outputs(inputs, rows), active.float(), torch.full((1,), 0.5, device=active.device))[0, ..., 0]
+
+def _rows(inputs: Inputs, sample: int) -> SampledRows:
+    return sampled_rows(inputs.q, sample, blocks_with(inputs.always, inputs.q.shape[2]) if inputs.always else None)
+
+
+def _error(measured: torch.Tensor, by_tail: torch.Tensor | None) -> torch.Tensor:
+    """Of errors without a tail, (B, Hq), and with one, that of each head."""
+    return measured[0] if by_tail is None else measured[1].where(by_tail, measured[0])
 
 
 @contextmanager

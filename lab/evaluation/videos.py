@@ -23,9 +23,10 @@ from comfy_sage2.attention import attention
 from comfy_sage2.autotune.auto_mode import auto_mode
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AUTO, MODES, AttentionOptions
+from comfy_sage2.sparsity.call_blocks import add_tail_
 from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment
 from comfy_sage2.sparsity.errors import Inputs
-from comfy_sage2.sparsity.levels import LEVELS
+from comfy_sage2.sparsity.levels import LEVELS, Level
 from comfy_sage2.timing.measure import ensure_timed
 
 from ..arguments import add_device, at_least_1, parser_of
@@ -70,24 +71,28 @@ class SparseAttention:
     a large model needs fewer of them for the same bound.
     """
 
-    def __init__(self, ours: Attend, bound: float) -> None:
-        self._ours, self._bound = ours, bound
+    def __init__(self, ours: Callable[..., tuple[torch.Tensor, torch.Tensor]], level: Level) -> None:
+        """ours: returns the LSE too."""
+        self._ours, self._level = ours, level
         self._step = self._layer = 0
 
     def begin_step(self, step: int, steps: int) -> None:
         """Before the calls of a step; the first one begins a sampling."""
         if step == 0:
-            self._choices = BlockChoices(self._bound)
+            self._choices = BlockChoices(self._level)
         self._step, self._layer, self._is_dense = step, 0, step < _DENSE_SHARE * steps
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The output of a call."""
         if self._is_dense or q.shape != k.shape:
-            return self._ours(q, k, v)
-        key = ChoiceKey(self._layer, tuple(q.shape), k.shape[2], q.device)
+            return self._ours(q, k, v)[0]
+        scale, key = q.shape[3] ** -0.5, ChoiceKey(self._layer, tuple(q.shape), k.shape[2], q.device)
         self._layer += 1
-        mask = self._choices.block_mask(key, Moment(self._step), Inputs(q, k, v, q.shape[3] ** -0.5))
-        return self._ours(q, k, v, block_mask=mask)
+        blocks = self._choices.blocks(key, Moment(self._step), Inputs(q, k, v, scale))
+        assert blocks is not None
+        out, lse = self._ours(q, k, v, block_mask=blocks.mask)
+        add_tail_(blocks, q, k, v, out, lse, "BHND", scale)
+        return out
 
 
 def attentions(device: torch.device) -> dict[str, Attend]:
@@ -98,8 +103,8 @@ def attentions(device: torch.device) -> dict[str, Attend]:
     for mode in MODES:
         rows[mode] = partial(ours, mode=mode)
         rows[f"{mode}, rotate off"] = partial(ours, mode=mode, rotate="off")
-    for level, bound in LEVELS.items():
-        rows[f"8b, sparse {level}"] = SparseAttention(partial(ours, mode="8b"), bound)
+    for name, level in LEVELS.items():
+        rows[f"8b, sparse {name}"] = SparseAttention(partial(ours, mode="8b", return_lse=True), level)
     rows |= {name: baseline(name) for name in BASELINES}
     if device.type == "cuda":
         rows |= {candidate.name: of_peer(candidate) for candidate in peers.find(_PEERS).able}

@@ -72,15 +72,15 @@ def errors(out: torch.Tensor, inputs: Inputs) -> tuple[float, float]:
 def by_build(module: ModuleType, inputs: Inputs, sparse: Sparse) -> torch.Tensor:
     """A sparse call by the kernels of `module`; blocks are chosen by the usual module, of the same source."""
     q, k, v = inputs.q, inputs.k, inputs.v
-    mask = sparse.block_mask(q, k, v, OPTIONS, NO_TENSORS)
-    assert mask is not None
+    blocks = sparse.blocks(q, k, v, OPTIONS, NO_TENSORS)
+    assert blocks is not None
     options = replace(OPTIONS, return_lse=sparse.tail)
-    optional = OptionalTensors(block_mask=mask.lists)
+    optional = OptionalTensors(block_mask=blocks.mask.lists)
     signature = CallSignature.of(q, k, v, options, optional)
     out, lse = KernelCall(module, signature).run(q, k, v, optional)
-    if lse is not None:
+    if lse is not None and blocks.tail_lists is not None:
         q, k, v, heads_first = (x.transpose(1, 2) for x in (q, k, v, out))
-        add_tail_(module, q, k, v, heads_first, lse, mask.lists, HEAD_DIM**-0.5)
+        add_tail_(module, q, k, v, heads_first, lse, blocks.tail_lists, HEAD_DIM**-0.5)
     return out
 
 

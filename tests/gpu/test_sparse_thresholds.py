@@ -8,6 +8,7 @@ from attention_oracle import oracle
 
 from comfy_sage2.reference.pooled_tail import add_pooled_tail_
 from comfy_sage2.sparsity.errors import Inputs, errors, row_outputs
+from comfy_sage2.sparsity.levels import Level
 from comfy_sage2.sparsity.sampled_rows import SampledRows
 from comfy_sage2.sparsity.thresholds import choose, cuts, rank_
 
@@ -52,12 +53,12 @@ def test_errors(
 def test_a_choice_does_not_wait_for_the_device(fresh_seed: int) -> None:
     q, k, v = (torch.randn(1, 4, 9000, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     scores = torch.randn(1, 4, 71, 71, device="cuda")
-    always = ((0, 300),)
-    choose(Inputs(q, k, v, 0.1), scores.clone(), 0.1, always=always)  # loads kernels
+    inputs, level = Inputs(q, k, v, 0.1, always=((0, 300),)), Level(bound=0.1, tail=True)
+    choose(inputs, scores.clone(), level)  # loads kernels
     torch.cuda.synchronize()
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        choose(Inputs(q, k, v, 0.1), scores, 0.1, always=always)
+        choose(inputs, scores, level)
     finally:
         torch.cuda.set_sync_debug_mode(before)

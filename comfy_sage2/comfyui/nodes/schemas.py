@@ -75,8 +75,9 @@ def sage_attention_2() -> io.Schema:
             ),
             _input(
                 "sparse",
-                "Skips what matters least in long videos, by the error of sampled rows. light is the closest, strong "
-                "gives another video.",
+                "Skips what matters least in long videos.\n"
+                "light, medium, strong: as far as the error of sampled rows allows. strong gives another video.\n"
+                "draft: a fixed share is computed, which is fast. It is another video of the same prompt.",
             ),
             OPTIONS.Input("options", optional=True, tooltip="From SageAttention2 Options, for everything else."),
         ],

@@ -261,8 +261,9 @@ def _skipped(sparsity: BlockSparsity | None, summary: Summary) -> list[str]:
         later = "" if outdated is None else f", {outdated:.4f} just before the next choice of blocks"
         lines.append(
             f"  {summary.layer_name(number)}: {layer.computed:.1%} of the blocks computed in {layer.calls} sparse calls"
-            f"{faster}{_of_heads(layer)}; relative L2 error of the worst head {layer.error:.4f} in the {layer.choices} "
-            f"calls that chose the blocks, {sum(layer.head_errors) / len(layer.head_errors):.4f} on average{later}"
+            f"{faster}{_of_heads(layer)}{_tails(layer)}; relative L2 error of the worst head {layer.error:.4f} in the "
+            f"{layer.choices} calls that chose the blocks, {sum(layer.head_errors) / len(layer.head_errors):.4f} on "
+            f"average{later}"
         )
     return lines + [f"  {calls} calls computed all key blocks: {reason}" for reason, calls in sparsity.reasons.items()]
 
@@ -274,6 +275,10 @@ def _of_heads(layer: LayerSparsity) -> str:
         return ""
     least, most = (choose(range(len(shares)), key=shares.__getitem__) for choose in (min, max))
     return f", {shares[least]:.0%} (head {least}) to {shares[most]:.0%} (head {most})"
+
+
+def _tails(layer: LayerSparsity) -> str:
+    return f", the others by their means in {layer.tails} of {len(layer.head_shares)} heads" if layer.tails else ""
 
 
 def _counted(steps: Iterable[int]) -> str:

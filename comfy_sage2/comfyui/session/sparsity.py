@@ -13,11 +13,11 @@ import torch
 from ...block_mask import blocks_of
 from ...call.call_site import CallSite, is_indexed, share_of_steps
 from ...call.tensors import OptionalTensors
-from ...dispatch.operators import run
 from ...dispatch.plan import CallPlan, Refusal, listed_plan
 from ...options import EXACT
 from ...sparsity import levels
 from ...sparsity.always_computed import blocks_with
+from ...sparsity.call_blocks import run_sparse
 from ...sparsity.choices import BlockChoices, ChoiceKey, ModelChanges, Moment, values
 from ...sparsity.errors import Inputs
 from ...text import error_text
@@ -39,6 +39,7 @@ class LayerSparsity:
         choices: those of them that chose their blocks.
         head_shares: of each head, the share of the blocks that the calls computed.
         head_errors: of each head, the largest error that was measured when blocks were chosen.
+        tails: how many heads had a tail in one of these calls.
         outdated_error: the largest error of a head that replaced blocks would have had; None where none were replaced.
     """
 
@@ -46,6 +47,7 @@ class LayerSparsity:
     choices: int
     head_shares: tuple[float, ...]
     head_errors: tuple[float, ...]
+    tails: int
     outdated_error: float | None
 
     @property
@@ -148,18 +150,17 @@ class BlockSparsity:
         entries = pass_options.prompts_of(model_pass.transformer_options)
         least_skipped = dense.backend.least_skipped(dense.options.mode)
         with memory.unrecorded():  # what is kept outlives the model's block
-            mask = self._choices.block_mask(
+            blocks = self._choices.blocks(
                 ChoiceKey(site.layer, tuple(q.shape), k.shape[2], q.device, entries, model_pass.changes),
                 _moment(model_pass),
-                Inputs(q, k, v, dense.signature.scale),
-                always=model_pass.token_kinds.beside_picture(k.shape[2]),
+                Inputs(q, k, v, dense.signature.scale, always=model_pass.token_kinds.beside_picture(k.shape[2])),
                 least_skipped=least_skipped,
             )
-            if mask is None:
+            if blocks is None:
                 return (
                     f"[SA-318] less than {least_skipped:.0%} of its key blocks can be skipped: that would save no time"
                 )
-            return run(listed, *call.tensors(), optional._replace(block_mask=mask.lists))[0]
+            return run_sparse(dense, blocks, *call.tensors(), optional)
 
     def _reason_against_call(self, call: AttentionCall, model_pass: ModelPass, site: CallSite) -> str | None:
         """Why such a call computes all of its blocks, whoever serves it, or None."""
@@ -187,13 +188,16 @@ class BlockSparsity:
         """What became of each layer's blocks; waits for the device."""
         layers = {}
         for layer, figures in sorted(self._choices.figures.copy().items()):
-            shares, errors, outdated = (values(list(of)) for of in (figures.computed, figures.errors, figures.outdated))
+            shares, errors, tails, outdated = (
+                values(list(of)) for of in (figures.computed, figures.errors, figures.tails, figures.outdated)
+            )
             if shares:
                 layers[layer] = LayerSparsity(
                     len(shares),
                     len(errors),
                     tuple(sum(of_head) / len(of_head) for of_head in zip(*shares, strict=False)),
                     tuple(_largest(of_head) or 0.0 for of_head in zip(*errors, strict=False)),
+                    sum(any(of_head) for of_head in zip(*tails, strict=False)),
                     _largest(error for of_call in outdated for error in of_call),
                 )
         return layers

@@ -102,11 +102,11 @@ def selected(level: str, tensors: list[torch.Tensor], step: int = 0) -> torch.Te
     """The blocks that a level chooses for such a call."""
     q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in tensors)
     choices = BlockChoices(LEVELS[level])
-    mask = choices.block_mask(
+    blocks = choices.blocks(
         ChoiceKey(0, tuple(q.shape), k.shape[2], q.device), Moment(step), Inputs(q, k, v, HEAD_DIM**-0.5)
     )
-    assert isinstance(mask, BlockMask)
-    return mask.to_dense()
+    assert blocks is not None
+    return blocks.mask.to_dense()
 
 
 def by_mask(tensors: list[torch.Tensor], active: torch.Tensor, mode: str = "8b") -> torch.Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from comfy_sage2 import Sparse, attention
 from comfy_sage2.comfyui.adapter.token_kinds import TokenKinds
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.report.text import report
@@ -16,12 +18,15 @@ from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.model_passes import ModelPass
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.dispatch import registry
+from comfy_sage2.sparsity import levels
 from comfy_sage2.sparsity.choices import BlockChoices
 from comfy_sage2.sparsity.errors import Inputs
 from comfy_sage2.sparsity.levels import LEVELS
 
 from .calls import Container, node_session, settings
 from .sparse_samplings import CPU, HEAD_DIM, HEADS, TOKENS, by_mask, dense, focused, selected, sigma, sparse
+
+BOUNDS = {name: level.bound for name, level in LEVELS.items() if level.bound is not None}
 
 pytestmark = pytest.mark.usefixtures("short_calls_are_sparse")
 
@@ -37,11 +42,11 @@ def with_kinds(monkeypatch: pytest.MonkeyPatch, kinds: TokenKinds) -> None:
     monkeypatch.setattr(ModelPass, "__init__", made)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", BOUNDS)
 def test_heads_stay_within_the_bound(level: str) -> None:
     session, tensors = sparse(level), focused(0)
     outs = session.sampled(tensors)
-    whole, bound = dense(tensors), LEVELS[level]
+    whole, bound = dense(tensors), BOUNDS[level]
     assert session.listed() == [False, True, True, True, True]
     for out in outs[1:]:
         assert (out - whole).norm() / whole.norm() <= 1.2 * bound + 1e-4
@@ -80,7 +85,7 @@ def test_behind_the_dense_steps_calls_choose_their_blocks_in_every_second_step()
     outs = session.sampled(tensors)
     (layer,) = session.figures().values()
     assert (layer.calls, layer.choices) == (4, 2), "step 1 is dense, steps 2 and 4 choose"
-    assert layer.outdated_error is not None and 0.0 < layer.error <= LEVELS["strong"]
+    assert layer.outdated_error is not None and 0.0 < layer.error <= BOUNDS["strong"]
     for first, steps in ((1, (1, 2)), (3, (3, 4))):
         active = selected("strong", tensors, step=first)
         assert 0.1 < active.float().mean() < 0.9
@@ -113,13 +118,13 @@ def test_each_head_has_blocks_of_its_own() -> None:
 
 
 def test_the_calls_own_scale_is_what_errors_are_measured_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    scales, block_mask = [], BlockChoices.block_mask
+    scales, blocks = [], BlockChoices.blocks
 
     def watched(self: Any, key: Any, moment: Any, inputs: Inputs, **kwargs: Any) -> Any:
         scales.append(inputs.scale)
-        return block_mask(self, key, moment, inputs, **kwargs)
+        return blocks(self, key, moment, inputs, **kwargs)
 
-    monkeypatch.setattr(BlockChoices, "block_mask", watched)
+    monkeypatch.setattr(BlockChoices, "blocks", watched)
     session = sparse(dense_percent=0.0)
     session.begin()
     session.run(0, focused(25), scale=0.125)
@@ -223,3 +228,52 @@ def test_the_report_says_what_was_computed() -> None:
     assert f"{layer.outdated_error:.4f} just before the next choice of blocks" in text
     assert "  reference · 8b · key blocks skipped: 4 calls" in text
     assert "Key blocks skipped" not in report([node_session(settings())])
+
+
+@pytest.mark.parametrize("mode", ["8b", "precise"])
+def test_a_draft_computes_a_share_and_the_rest_by_means(mode: str) -> None:
+    session, tensors = sparse("draft 20 %", mode=mode), focused(30, beside=2)
+    outs = session.sampled(tensors)
+    assert session.listed() == [False, True, True, True, True]
+    (layer,) = session.figures().values()
+    assert (layer.calls, layer.choices, layer.tails) == (4, 2, HEADS) and layer.computed == pytest.approx(2 / 8)
+    sparse_call = Sparse(share=0.2, tail=True)
+    q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)) for tensor in tensors)
+    for step in (1, 2):
+        expected = attention(
+            q, k, v, mode=mode, layout="BNHD", sparse=sparse_call, backend="reference", rotate="off"
+        ).flatten(2)
+        torch.testing.assert_close(outs[step], expected)
+    text = report([session])
+    assert "Key blocks skipped (sparse draft 20 %): 25.0% of the blocks of 4 calls were computed" in text
+    assert f"the others by their means in {HEADS} of {HEADS} heads; relative L2 error of the worst head" in text
+    assert 0.0 < layer.error < 1.0
+
+
+def test_in_a_draft_text_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_kinds(monkeypatch, TokenKinds(packed_length=TOKENS, packed_beside=((300, 301),)))
+    tensors = focused(4)
+    out = sparse("draft 10 %", dense_percent=0.0).sampled(tensors, 1)[0]
+    assert torch.equal(out[:, 256:384], dense(tensors)[:, 256:384])
+
+
+def test_a_tail_takes_part_in_heads_that_leave_out_more_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "LEAST_BLOCKS_WITH_TAIL", 1)
+    monkeypatch.setattr("comfy_sage2.sparsity.thresholds.tail_cost", lambda length: 0.02)
+    sharp = focused(33)
+    place = torch.arange(TOKENS)[:, None] / TOKENS
+    waves = torch.cat([(math.pi * turn * place).sin() for turn in range(1, HEAD_DIM + 1)], dim=1)
+    diffuse = [0.8 * waves, 0.8 * waves, 1 + waves]  # near tokens are alike, and all of them count
+    tensors = [torch.cat([a[..., :HEAD_DIM], b[None]], dim=2) for a, b in zip(sharp, diffuse, strict=True)]
+    session = sparse("strong")
+    outs = session.sampled(tensors)
+    (layer,) = session.figures().values()
+    assert layer.tails == 1 and layer.error <= 0.1 and layer.head_shares[1] < 0.5
+    assert all(((out - dense(tensors)).norm() / dense(tensors).norm()) < 0.12 for out in outs)
+    by_bound = LEVELS["strong"]._replace(tail=False)
+    monkeypatch.setitem(LEVELS, "strong", by_bound)
+    without = sparse("strong")
+    without.sampled(tensors)
+    (layer_without,) = without.figures().values()
+    assert layer_without.tails == 0 and layer_without.head_shares[1] > layer.head_shares[1]
+    assert layer_without.head_shares[0] == layer.head_shares[0], "the sharp head gains nothing by a tail"

@@ -296,7 +296,6 @@ def test_cross_attention_and_few_keys_are_dense(monkeypatch: pytest.MonkeyPatch)
         ({"share": 10**5000}, ValueError, "share must be above 0 and at most 1, got an integer of 16610 bits"),
         ({"share": "0.1"}, TypeError, "share must be a number, got str"),
         ({"share": True}, TypeError, "share must be a number, got bool"),
-        ({"bound": 0.1, "tail": True}, ValueError, "a tail goes with a share"),
         ({"share": 0.1, "tail": 1}, TypeError, "tail must be True or False, got int"),
         ({"share": 0.1, "always": ((5, 5),)}, ValueError, r"always\[0\] must go from"),
         ({"share": 0.1, "always": ((0, 1), (0.5, 2))}, TypeError, r"always\[1\] must be a pair"),
@@ -310,8 +309,17 @@ def test_wrong_values_are_named(arguments: dict[str, Any], error: type[Exception
 
 
 def test_another_type_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"sparse must be a comfy_sage2\.Sparse or None, got float"):
+    with pytest.raises(TypeError, match=r"sparse must be a comfy_sage2\.Sparse, a level or None, got float"):
         attention(*local(0), sparse=0.1)
+    with pytest.raises(ValueError, match=r"sparse must be one of 'light', .*'draft 10 %', got 'draft'"):
+        attention(*local(0), sparse="draft")
+
+
+def test_a_level_is_named_as_in_the_node(fresh_seed: int) -> None:
+    q, k, v = local(fresh_seed)
+    for level, sparse in (("draft 20 %", Sparse(share=0.2, tail=True)), ("strong", Sparse(bound=0.1, tail=True))):
+        by_name, by_values = (attention(q, k, v, sparse=each, backend="reference") for each in (level, sparse))
+        assert torch.equal(by_name, by_values)
 
 
 class TestFlexAttention:

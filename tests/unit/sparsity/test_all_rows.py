@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 
 from comfy_sage2.reference.block_scores import block_scores
 from comfy_sage2.sparsity.errors import Inputs
+from comfy_sage2.sparsity.levels import Level
 from comfy_sage2.sparsity.thresholds import choose
 from lab.measurements.sparse_inputs import made
 
@@ -29,11 +29,11 @@ def output(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tens
     return out
 
 
-def assert_within(bound: float, inputs: Inputs, scores: torch.Tensor, sample: int, always: Any = ()) -> None:
+def assert_within(bound: float, inputs: Inputs, scores: torch.Tensor, sample: int) -> None:
     """At most 1.3 times the bound on average of the heads, and twice for the worst."""
     q, k, v = (x[0] for x in inputs[:3])
     ranks = scores.clone()
-    choice = choose(inputs, ranks, bound, sample=sample, always=always)
+    choice = choose(inputs, ranks, Level(bound=bound), sample=sample)
     exact, out = output(q, k, v), output(q, k, v, (ranks > choice.thresholds[..., None, None])[0])
     lost = (out - exact).norm(dim=(1, 2)) / exact.norm(dim=(1, 2))
     assert lost.mean() <= 1.3 * bound and lost.max() <= 2.0 * bound
@@ -56,7 +56,7 @@ def test_the_error_over_all_rows_is_near_the_bound(kind: str, fresh_seed: int) -
     q, k, v = (x.transpose(1, 2).float() for x in (inputs.q, inputs.k, inputs.v))
     scores = block_scores(q, k, scale=SCALE)
     for bound in (0.05, 0.1):
-        assert_within(bound, Inputs(q, k, v, SCALE), scores, fresh_seed, inputs.always)
+        assert_within(bound, Inputs(q, k, v, SCALE, always=inputs.always), scores, fresh_seed)
 
 
 @pytest.mark.parametrize("bound", [0.02, 0.05, 0.1])

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment, PackedBlocks, values
+from comfy_sage2.sparsity import levels
+from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment, values
 from comfy_sage2.sparsity.errors import Inputs
-from comfy_sage2.sparsity.levels import LEVELS
+from comfy_sage2.sparsity.levels import LEVELS, Level
+from comfy_sage2.sparsity.packed_blocks import PackedBlocks
+from comfy_sage2.sparsity.thresholds import Blocks
 
 BLOCKS = 6
 CPU = torch.device("cpu")
@@ -38,13 +41,13 @@ class Sampling:
     ) -> torch.Tensor | None:
         """The active blocks, bool (BLOCKS, BLOCKS), of a call whose queries attend to keys `on` blocks behind."""
         q, k, v = attending(on)
-        mask = self.choices.block_mask(
+        blocks = self.choices.blocks(
             ChoiceKey(layer, tuple(q.shape), k.shape[2], q.device)._replace(**key),
             Moment(step, evaluation),
             Inputs(q, k, v, 0.25),
             least_skipped=least_skipped,
         )
-        return None if mask is None else mask.to_dense()[0, 0]
+        return None if blocks is None else blocks.mask.to_dense()[0, 0]
 
     def serves(self, step: int, on: int = 1, **call: Any) -> bool:
         """Whether the blocks of a call that attends `on` blocks behind are those of another choice."""
@@ -55,9 +58,12 @@ class Sampling:
         return len(figures.errors) == before
 
 
-def test_levels_are_bounds_of_relative_l2() -> None:
+def test_levels_are_bounds_of_relative_l2_or_shares() -> None:
     """Workflows name them."""
-    assert LEVELS == {"light": 0.02, "medium": 0.05, "strong": 0.1}
+    bounds = {"light": 0.02, "medium": 0.05, "strong": 0.1}
+    shares = {"draft 20 %": 0.2, "draft 10 %": 0.1}
+    expected = {name: Level(bound=bound, tail=True) for name, bound in bounds.items()}
+    assert expected | {name: Level(share=share, tail=True) for name, share in shares.items()} == LEVELS
 
 
 @pytest.mark.parametrize(
@@ -80,7 +86,7 @@ def test_a_latent_that_jumps_without_a_sign_has_new_blocks_in_all_layers(moment:
     assert not any(sampling.serves(**moment, on=2, layer=layer) for layer in (2, 3, 0, 1))
     assert all(sampling.serves(6, on=2, layer=layer, evaluation=2) == (moment["step"] == 5) for layer in range(4))
     jumped = sampling.choices.figures[2].outdated
-    assert [of.step for of, _ in jumped][:1] == [moment["step"]] and jumped[0][1].item() > LEVELS["strong"]
+    assert [of.step for of, _ in jumped][:1] == [moment["step"]] and jumped[0][1].item() > 0.1
 
 
 @pytest.mark.parametrize(
@@ -158,7 +164,20 @@ def test_old_choices_go_so_that_windows_that_move_take_no_memory() -> None:
 @pytest.mark.parametrize("blocks", [1, 7, 8, 9, 133])
 def test_packed_blocks_come_back(blocks: int, fresh_seed: int) -> None:
     active = torch.rand(2, 3, 5, blocks, generator=torch.Generator().manual_seed(fresh_seed)) < 0.3
-    packed = PackedBlocks(active)
-    assert torch.equal(packed.active(), active)
+    by_tail = torch.tensor([[False, True, False], [False] * 3])
+    for given in (None, by_tail, torch.zeros_like(by_tail)):
+        packed = PackedBlocks(Blocks(active, given), torch.zeros(2, 3))
+        unpacked = packed.unpacked()
+        assert torch.equal(unpacked.active, active) and unpacked.by_tail is given
+        assert packed.has_tail() == (given is by_tail)
     torch.testing.assert_close(packed.shares, active.float().mean(dim=(0, 2, 3)))
     assert packed.skipped_share() == pytest.approx(1.0 - active.float().mean().item())
+
+
+@pytest.mark.parametrize("level", ["draft 20 %", "strong"])
+def test_short_calls_by_a_bound_have_no_tail(level: str) -> None:
+    q, k, v = (torch.randn(1, 2, 128 * BLOCKS, 16) for _ in range(3))
+    choices = BlockChoices(LEVELS[level])
+    blocks = choices.blocks(ChoiceKey(0, tuple(q.shape), k.shape[2], q.device), Moment(0), Inputs(q, k, v, 0.25))
+    assert blocks is not None and BLOCKS < levels.LEAST_BLOCKS_WITH_TAIL
+    assert (blocks.tail_lists is None) == (level == "strong")

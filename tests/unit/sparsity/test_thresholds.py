@@ -11,6 +11,7 @@ from attention_oracle import oracle
 from comfy_sage2.reference.pooled_tail import add_pooled_tail_
 from comfy_sage2.sparsity import thresholds
 from comfy_sage2.sparsity.errors import Inputs, errors, row_outputs
+from comfy_sage2.sparsity.levels import Level
 from comfy_sage2.sparsity.sampled_rows import SampledRows, sampled_rows
 from comfy_sage2.sparsity.thresholds import COMPUTED_SHARES, choose, cuts, loosest, rank_
 
@@ -126,6 +127,6 @@ def test_no_rank_leaves_nan_out() -> None:
 
 def test_autocast_changes_no_choice(fresh_seed: int) -> None:
     q, k, v = sharp_and_flat(fresh_seed)
-    choice = choose(Inputs(q, k, v, SCALE), largest_p(q, k), 0.1)
+    choice = choose(Inputs(q, k, v, SCALE), largest_p(q, k), Level(bound=0.1))
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(choose(Inputs(q, k, v, SCALE), largest_p(q, k), 0.1).errors, choice.errors)
+        assert torch.equal(choose(Inputs(q, k, v, SCALE), largest_p(q, k), Level(bound=0.1)).errors, choice.errors)

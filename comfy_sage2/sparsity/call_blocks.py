@@ -1,0 +1,76 @@
+"""The key blocks of a call as its kernels take them, and the tail of those that it leaves out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..backends import block_kernels
+from ..block_mask import BlockMask
+from ..call.tensors import OptionalTensors
+from ..dispatch.operators import run
+from ..dispatch.plan import CallPlan, Refusal, listed_plan
+
+
+class CallBlocks(NamedTuple):
+    """What a call computes.
+
+    Attributes:
+        mask: the active blocks.
+        tail_lists: lists as those of `mask`; the blocks that are in none take part by the means of their tokens. None
+            where no head has a tail.
+    """
+
+    mask: BlockMask
+    tail_lists: torch.Tensor | None = None
+
+
+def call_blocks(ranks: torch.Tensor, thresholds: torch.Tensor, by_tail: torch.Tensor | None) -> CallBlocks:
+    """Those whose rank (B, Hq, T, T) is above the threshold (B, Hq) of their head; by_tail: of `thresholds.Blocks`."""
+    lists = block_kernels.block_lists(block_kernels.module_for(ranks.device), ranks, threshold=thresholds)
+    if by_tail is None:
+        return CallBlocks(BlockMask(lists))
+    every = torch.arange(-1, ranks.shape[3], dtype=lists.dtype, device=lists.device)
+    every[0] = ranks.shape[3]
+    return CallBlocks(BlockMask(lists), lists.where(by_tail[..., None, None], every))
+
+
+def run_sparse(
+    dense: CallPlan,
+    blocks: CallBlocks,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    optional: OptionalTensors,
+) -> torch.Tensor | str:
+    """The output of the call of `dense` with these blocks alone, or why its backend cannot compute it."""
+    listed = listed_plan(dense, return_lse=blocks.tail_lists is not None)
+    if isinstance(listed, Refusal):
+        return listed.reason
+    out, lse = run(listed, q, k, v, optional._replace(block_mask=blocks.mask.lists))
+    add_tail_(blocks, q, k, v, out, lse, listed.signature.layout, listed.signature.scale, optional.nonfinite)
+    return out
+
+
+def add_tail_(
+    blocks: CallBlocks,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    layout: str,
+    scale: float,
+    nonfinite: torch.Tensor | None = None,
+) -> None:
+    """Correct the output and the LSE of a call of `blocks.mask` for the blocks that it left out, in place.
+
+    Tensors are in `layout`. nonfinite: as of `attention`; the call has not read what the tail reads.
+    """
+    if blocks.tail_lists is None or lse is None:
+        return
+    heads_first = (tensor if layout == "BHND" else tensor.transpose(1, 2) for tensor in (q, k, v, out))
+    block_kernels.add_tail_(block_kernels.module_for(q.device), *heads_first, lse, blocks.tail_lists, scale)
+    if nonfinite is not None:
+        nonfinite.masked_fill_(~torch.linalg.vector_norm(out, torch.inf).isfinite(), 1)

@@ -29,8 +29,11 @@ from ..call.signature import ANY, IGNORED, NO_LESS_EXACT, CallSignature, Routing
 from ..call.tensors import OptionalTensors, with_dense_rows
 from ..dispatch import registry
 from ..dispatch.operators import define, like_q, run, run_by_the_compiler
-from ..dispatch.plan import Refusal, plan
+from ..dispatch.plan import CallPlan, Refusal, plan
 from ..options import AUTO, EXACT, AttentionOptions, check_choice
+from ..sparsity.call_blocks import run_sparse
+from ..sparsity.declared import Sparse
+from ..text import error_text
 from ..timing.measure import ensure_timed
 from .torch_attention import CallTensors, autocast, fitted
 
@@ -59,19 +62,29 @@ class Patch:
         fallbacks: calls left to torch's own attention, by reason in words. One that a compiled graph leaves to torch
             for its form, whatever runs, is counted when the graph is made.
         auto_modes: by head_dim, what mode "auto" came to, and why.
+        dense: self-attention that computed all key blocks beside `sparse`, by reason in words.
     """
 
-    def __init__(self, model: torch.nn.Module, options: AttentionOptions, when: str, backend: str | None) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        options: AttentionOptions,
+        when: str,
+        backend: str | None,
+        sparse: Sparse | None,
+    ) -> None:
         self.options = options
         self.when = when
         self.calls: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
         self.auto_modes: dict[int, str] = {}
+        self.dense: Counter[str] = Counter()
+        self._sparse = sparse
         self._routing = Routing(
             backend,
             accelerated_only=backend is None,
             where_faster=backend is None and when != ALWAYS and options.mode != EXACT,
-            peers=IGNORED if backend is not None else _WHEN[when],
+            peers=IGNORED if backend is not None or sparse is not None else _WHEN[when],
             own_is_torchs=True,
         )
         self._name = f"patch {next(_numbers)}"
@@ -122,6 +135,7 @@ class Patch:
         """Calls by backend, fallbacks by reason, and what mode "auto" came to, a line each."""
         lines = [f"{count} calls: {name}" for name, count in self.calls.most_common()]
         lines += [f"{count} calls left to torch: {reason}" for reason, count in self.fallbacks.most_common()]
+        lines += [f"{count} calls computed all key blocks: {reason}" for reason, count in self.dense.most_common()]
         lines += [f"auto, head_dim {head_dim}: {reason}" for head_dim, reason in self.auto_modes.items()]
         return "\n".join(lines) or "no attention call yet"
 
@@ -162,8 +176,32 @@ class Patch:
         if isinstance(call_plan, Refusal):
             self.fallbacks[call_plan.reason] += 1
             return None
-        out, _ = run(call_plan, q, k, v, optional)
-        self.calls[call_plan.backend.name] += 1
+        out = None if self._sparse is None else self._attend_sparsely(self._sparse, call_plan, q, k, v, optional)
+        self.calls[f"{call_plan.backend.name}{'' if out is None else ', sparse'}"] += 1
+        return run(call_plan, q, k, v, optional)[0] if out is None else out
+
+    def _attend_sparsely(
+        self,
+        sparse: Sparse,
+        dense: CallPlan,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        optional: OptionalTensors,
+    ) -> torch.Tensor | None:
+        """The output with the blocks that this call chooses; None, with the reason counted, where it is to be dense."""
+        if q.shape[2] != k.shape[2]:
+            return None
+        out: torch.Tensor | str = "[SA-215] this call is too short to save time"
+        try:
+            blocks = sparse.blocks(q, k, v, dense.options, optional)
+            if blocks is not None:
+                out = run_sparse(dense, blocks, q, k, v, optional)
+        except (RuntimeError, ValueError) as error:
+            out = error_text(error)
+        if isinstance(out, str):
+            self.dense[out] += 1
+            return None
         return out
 
 
@@ -303,6 +341,7 @@ def patch(
     *,
     when: str = WHERE_FASTER,
     backend: str | None = None,
+    sparse: Sparse | str | None = None,
     options: AttentionOptions | None = None,
     **choices: Any,
 ) -> Patch:
@@ -313,8 +352,8 @@ def patch(
     and are counted with the reason. The model may be compiled after it, with fullgraph=True and by
     compile_repeated_blocks too; after `undo` it is compiled anew.
 
-    The defaults are those of the SageAttention2 node. Of its inputs a patch lacks `guard`, `sparse`, the shares of the
-    steps and `apply_to`: a call of diffusers says nothing of its step and layer. The first call on a GPU times it.
+    The defaults are those of the SageAttention2 node. Of its inputs a patch lacks `guard`, the shares of the steps
+    and `apply_to`: a call of diffusers says nothing of its step and layer. The first call on a GPU times it.
 
     Args:
         transformer: the model, for example `pipeline.transformer`.
@@ -322,6 +361,8 @@ def patch(
             where these were measured to be faster; "always" does not; "whatever is fastest" takes a less exact one too.
         backend: a name from `comfy_sage2.explain`, which serves all calls, whatever `when` says; None takes the first
             accelerated one that can run, and leaves the call to torch when there is none.
+        sparse: as for `comfy_sage2.attention`: each self-attention call chooses its blocks anew, in the first steps
+            too, where the node computes all of them. Tokens of a text need `Sparse.always`.
         options, choices: as for `comfy_sage2.attention`, but for what each call decides: mode="4b", smooth_v=True.
             Without `options`, mode and pv_accumulator are "auto".
 
@@ -338,4 +379,4 @@ def patch(
     check_choice("when", when, _WHEN)
     if backend is not None:
         registry.get(backend)
-    return Patch(transformer, chosen, when, backend)
+    return Patch(transformer, chosen, when, backend, None if sparse is None else Sparse.of(sparse))

@@ -15,11 +15,13 @@ from safetensors.torch import load_file
 from sequence_parallel.launch import start
 from torch.nn import functional as F
 
+from comfy_sage2 import Sparse
 from comfy_sage2.call.signature import ANY, IGNORED, NO_LESS_EXACT, CallSignature
 from comfy_sage2.dispatch.plan import CallPlan, Refusal, plan
 from comfy_sage2.integrations import diffusers
 from comfy_sage2.integrations.diffusers import NOT_CALLED, patch
 from comfy_sage2.options import EXACT, AttentionOptions
+from comfy_sage2.sparsity import levels
 
 pytestmark = [pytest.mark.torch_api, pytest.mark.slow]
 
@@ -209,3 +211,32 @@ def test_divided_model_gives_the_same(processes: int, tmp_path: Path) -> None:
         division = (outputs["divided"] - outputs["undivided"]).abs().mean()
         assert quantization > 0
         assert division < 0.1 * quantization
+
+
+def test_sparse_self_attention_chooses_its_blocks_in_each_call(
+    transformer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense_patch = patch(transformer, backend="reference")
+    dense = run(transformer)
+    dense_patch.undo()
+    monkeypatch.setattr(levels, "LEAST_BLOCKS", 1)  # the video has 192 tokens
+    with patch(transformer, backend="reference", sparse=Sparse(share=0.5)) as patched:
+        sparse = run(transformer)
+    assert patched.calls == {"reference": LAYERS, "reference, sparse": LAYERS} and not patched.dense
+    assert not torch.equal(sparse, dense)
+    monkeypatch.setattr(Sparse, "blocks", _fails)
+    with patch(transformer, backend="reference", sparse="draft 20 %") as patched:
+        assert torch.equal(run(transformer), dense)
+    assert patched.dense == {"no memory": LAYERS} and "computed all key blocks: no memory" in patched.summary()
+
+
+def _fails(*args: Any) -> None:
+    raise RuntimeError("no memory")
+
+
+def test_short_calls_and_unknown_levels(transformer: Any) -> None:
+    with patch(transformer, backend="reference", sparse="strong") as patched:
+        run(transformer)
+    assert patched.dense == {"[SA-215] this call is too short to save time": LAYERS}
+    with pytest.raises(ValueError, match="sparse must be one of"):
+        patch(transformer, sparse="draft")

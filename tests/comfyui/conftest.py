@@ -72,17 +72,18 @@ def root(installation: Installation) -> Path:
 
 @pytest.fixture(scope="session")
 def start(base_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ComfyServer]:
-    """Makes a server of the ComfyUI at `root` with the pack at `pack`, the support nodes and the tiny checkpoints.
+    """Makes a server of the ComfyUI at `root` with the pack at `pack`, if any, support nodes and tiny checkpoints.
 
     Further arguments are options of ComfyUI's main.py.
     """
 
-    def make(root: Path, pack: Path, *options: str) -> ComfyServer:
+    def make(root: Path, pack: Path | None, *options: str) -> ComfyServer:
         base = tmp_path_factory.mktemp(root.name)
         nodes, models = base / "custom_nodes", base / "models"
         nodes.mkdir()
         models.mkdir()
-        (nodes / "comfy_sage2").symlink_to(pack, target_is_directory=True)
+        if pack is not None:
+            (nodes / "comfy_sage2").symlink_to(pack, target_is_directory=True)
         (nodes / "test_support").symlink_to(SUPPORT, target_is_directory=True)
         (nodes / "test_newer_nodes.py").symlink_to(NEWER_NODES)
         for checkpoint in base_template.glob("*/*"):

@@ -70,7 +70,8 @@ def add_tail_(
     """
     if blocks.tail_lists is None or lse is None:
         return
-    heads_first = (tensor if layout == "BHND" else tensor.transpose(1, 2) for tensor in (q, k, v, out))
-    block_kernels.add_tail_(block_kernels.module_for(q.device), *heads_first, lse, blocks.tail_lists, scale)
+    if layout != "BHND":
+        q, k, v, out = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), out.transpose(1, 2)
+    block_kernels.add_tail_(block_kernels.module_for(q.device), q, k, v, out, lse, blocks.tail_lists, scale)
     if nonfinite is not None:
         nonfinite.masked_fill_(~torch.linalg.vector_norm(out, torch.inf).isfinite(), 1)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import mean
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -104,11 +105,18 @@ def attentions(device: torch.device) -> dict[str, Attend]:
         rows[mode] = partial(ours, mode=mode)
         rows[f"{mode}, rotate off"] = partial(ours, mode=mode, rotate="off")
     for name, level in LEVELS.items():
-        rows[f"8b, sparse {name}"] = SparseAttention(partial(ours, mode="8b", return_lse=True), level)
+        rows[f"8b, sparse {name}"] = SparseAttention(partial(_with_lse, ours), level)
     rows |= {name: baseline(name) for name in BASELINES}
     if device.type == "cuda":
         rows |= {candidate.name: of_peer(candidate) for candidate in peers.find(_PEERS).able}
     return rows
+
+
+def _with_lse(
+    ours: Callable[..., Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse = ours(q, k, v, mode="8b", return_lse=True, **options)
+    return out, lse
 
 
 def _in_bfloat16(attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,7 @@ class RowOutputs(NamedTuple):
         queries: (R, Hq, D).
         outs: (R, Hq, part of T, D) each.
         lse: (R, Hq, T) float32.
-        log_masses: how much of each row's probability the blocks have, (R, Hq, T) float32.
+        masses: how much of each row's probability the blocks have, (R, Hq, T) float32.
     """
 
     inputs: Inputs
@@ -58,7 +58,7 @@ class RowOutputs(NamedTuple):
     queries: torch.Tensor
     outs: tuple[torch.Tensor, ...]
     lse: torch.Tensor
-    log_masses: torch.Tensor
+    masses: torch.Tensor
 
 
 def row_outputs(inputs: Inputs, rows: SampledRows) -> list[RowOutputs]:
@@ -71,7 +71,7 @@ def row_outputs(inputs: Inputs, rows: SampledRows) -> list[RowOutputs]:
         queries = _of_rows(q, tokens)
         outs, lse = block_outputs(queries, k, v, inputs.scale, bias)
         of_entry = Inputs(q, k, v, inputs.scale, bias)
-        outputs.append(RowOutputs(of_entry, tokens, rows.unlike, queries, outs, lse, lse.log_softmax(dim=2)))
+        outputs.append(RowOutputs(of_entry, tokens, rows.unlike, queries, outs, lse, lse.softmax(dim=2)))
     return outputs
 
 
@@ -81,7 +81,7 @@ def popular(outputs: list[RowOutputs]) -> torch.Tensor:
     Their means may not tell, as where many queries look for one key: then each query block leaves them out or not by
     chance, and a sample of rows does not see where.
     """
-    masses = torch.stack([output.log_masses.exp().sum(dim=0) for output in outputs])
+    masses = _stacked([output.masses.sum(dim=0) for output in outputs], dim=0)
     rows, _, blocks = outputs[0].lse.shape
     return masses >= max(_LEAST_POPULAR_ROWS, _POPULAR * rows / blocks)
 
@@ -100,7 +100,7 @@ def errors(
 
     Args:
         ranks: (B, Hq, T, T): a block is left out where its rank is at most the cut.
-        cuts: (L,) float32.
+        cuts: (L + 1,) float32; the last one leaves out everything.
         compared: bool (B, Hq, T, T), active blocks whose error is measured too.
         with_tail: measure also what each head loses where the other blocks take part by the means of their tokens
             (`reference.pooled_tail`).
@@ -112,33 +112,35 @@ def errors(
     for entry, output in enumerate(outputs):
         of_compared = None if compared is None else compared[entry]
         of_entries.append(_relative(_differences(output, ranks[entry], cuts, of_compared, with_tail), output.unlike))
-    return torch.stack(of_entries, dim=1)
+    return _stacked(of_entries, dim=1)
 
 
 def _differences(
     rows: RowOutputs, ranks: torch.Tensor, cuts: torch.Tensor, compared: torch.Tensor | None, with_tail: bool
 ) -> torch.Tensor:
     """Norms of the differences to the exact outputs, and behind them those of the outputs: (1 | 2, R, Hq, L + 1)."""
-    outs, query_blocks = rows.outs, rows.tokens // BLOCK_TOKENS
-    # Without any block all of the output is lost.
-    cuts = torch.nn.functional.pad(cuts, (0, 1), value=torch.inf)
+    query_blocks, masses = rows.tokens // BLOCK_TOKENS, rows.masses[:, :, None]
     active = _of_rows(ranks, query_blocks)[:, :, None] > cuts[:, None]  # (R, Hq, L, T)
     if compared is not None:
         active = torch.cat((_of_rows(compared, query_blocks)[:, :, None], active), dim=2)
-    masses = rows.log_masses.exp()[:, :, None]
     kept = active * masses
     total = kept.sum(dim=3, keepdim=True)
-    lost = [_sum(_weights(kept, total, masses, outs[0].dtype), outs)]
+    lost = [_lost(kept, total, rows)]
     if with_tail:
-        tail = (_tail_scores(rows) - (rows.lse - rows.log_masses)[..., :1]).exp()[:, :, None]
-        tail = tail.masked_fill(active, 0.0)
+        of_all = rows.lse[..., :1] - rows.lse.log_softmax(dim=2)[..., :1]
+        tail = (_tail_scores(rows) - of_all).exp_()[:, :, None].masked_fill(active, 0.0)
         total = total + tail.sum(dim=3, keepdim=True)
-        means = block_means(rows.inputs.v).to(outs[0].dtype)
-        by_tail = (tail / total).to(means.dtype).unflatten(1, (len(means), -1))
+        means = block_means(rows.inputs.v).to(lost[0].dtype)
+        by_tail = torch.div(tail, total).to(means.dtype).unflatten(1, (len(means), -1))
         added = torch.einsum("rhglt,htd->rhgld", by_tail, means).flatten(1, 2)
-        lost.append(_sum(_weights(kept, total, masses, means.dtype), outs).add_(added))
-    norms: torch.Tensor = torch.linalg.vector_norm(torch.stack(lost), dim=4, dtype=torch.float32)
+        lost.append(_lost(kept, total, rows).sub_(added))
+    norms: torch.Tensor = torch.linalg.vector_norm(_stacked(lost, dim=0), dim=4, dtype=torch.float32)
     return norms
+
+
+def _stacked(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
+    """As torch.stack; one tensor is not copied."""
+    return torch.stack(tensors, dim) if len(tensors) > 1 else tensors[0].unsqueeze(dim)
 
 
 def _of_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -146,22 +148,21 @@ def _of_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return x.transpose(0, 1).gather(0, rows[..., None].expand(-1, -1, x.shape[2]))
 
 
-def _weights(kept: torch.Tensor, total: torch.Tensor, masses: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What each block's output counts in the difference to the exact one: in `dtype` little cancels in their sum.
+def _lost(kept: torch.Tensor, total: torch.Tensor, rows: RowOutputs) -> torch.Tensor:
+    """The exact outputs without those by `kept` masses of their `total`, (R, Hq, L, D).
 
-    A row of which nothing is left gives zeros, as the kernels do.
+    The outputs of blocks are added up by what they count in the difference, so that little cancels in 16 bits. A row of
+    which nothing is left gives zeros, as the kernels do.
     """
-    weights = torch.empty(kept.shape, dtype=dtype, device=kept.device)
-    return torch.addcdiv(-masses, kept, total.clamp_min(torch.finfo(torch.float32).tiny), out=weights)
-
-
-def _sum(weights: torch.Tensor, outs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """(R, Hq, L, T) times `outs`, each (R, Hq, part of T, D)."""
-    first: torch.Tensor
-    first, *rest = (
-        part @ out for part, out in zip(weights.split([out.shape[2] for out in outs], dim=3), outs, strict=True)
-    )
-    return first.add_(rest[0]) if rest else first
+    weights = torch.empty(kept.shape, dtype=rows.outs[0].dtype, device=kept.device)
+    least = torch.finfo(torch.float32).tiny
+    torch.addcdiv(rows.masses[:, :, None], kept, total.clamp_min(least), value=-1.0, out=weights)
+    parts = weights.split([out.shape[2] for out in rows.outs], dim=3)
+    lost: torch.Tensor
+    lost, *rest = (part @ out for part, out in zip(parts, rows.outs, strict=True))
+    for of_last in rest:
+        lost.add_(of_last)
+    return lost
 
 
 def _tail_scores(rows: RowOutputs) -> torch.Tensor:
@@ -186,6 +187,6 @@ def _relative(norms: torch.Tensor, unlike: int) -> torch.Tensor:
     sums = spread.sum(dim=1)
     ratios = sums[..., :-1] / sums[:1, ..., -1:]
     if unlike:
-        sums = sums.add(others.sum(dim=1), alpha=_WEIGHT_OF_UNLIKE)
+        sums = torch.add(sums, others.sum(dim=1), alpha=_WEIGHT_OF_UNLIKE)
         ratios = ratios.maximum(sums[..., :-1] / sums[:1, ..., -1:])
-    return ratios.sqrt()
+    return ratios.sqrt_()

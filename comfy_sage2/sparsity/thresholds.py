@@ -93,15 +93,15 @@ def choose(
         raise_always_computed_(rank_(scores), blocks_with(inputs.always, length))
         scores.masked_fill_(popular(outputs)[:, :, None], math.inf)
         thresholds = cuts(shares, blocks, scores.device)
-        has_tail = level.tail or (compared is not None and compared.by_tail is not None)
-        measured = errors(
-            outputs, scores, thresholds, None if compared is None else compared.active, with_tail=has_tail
-        )
+        blocks_to_compare = None if compared is None else compared.active
+        measured = errors(outputs, scores, thresholds, blocks_to_compare, with_tail=level.tail)
         of_compared, measured = measured.tensor_split((measured.shape[3] - len(shares),), dim=3)
-        place, by_tail = torch.zeros(measured.shape[1:3], dtype=torch.int64, device=scores.device), None
-        if level.share is not None and level.tail:
-            by_tail = torch.ones_like(place, dtype=torch.bool)
-        elif level.bound is not None:
+        by_tail = None
+        if level.bound is None:
+            place = torch.zeros(measured.shape[1:3], dtype=torch.int64, device=scores.device)
+            if level.tail:
+                by_tail = torch.ones_like(place, dtype=torch.bool)
+        else:
             place = loosest(measured[0], level.bound)
             if level.tail:
                 place_of_tail = loosest(measured[1], level.bound)
@@ -118,7 +118,7 @@ def choose(
 
 def blocks_error(inputs: Inputs, blocks: Blocks, *, sample: int = 0) -> torch.Tensor:
     """The relative L2 error of each head that computes such blocks: (B, Hq) float32; `sample` is that of `choose`."""
-    ranks, cut = blocks.active.float(), torch.full((1,), 0.5, device=blocks.active.device)
+    ranks, cut = blocks.active.float(), torch.arange(0.5, 2.0, device=blocks.active.device)
     with _in_float32(ranks.device):
         outputs = row_outputs(inputs, _rows(inputs, sample))
         return _error(errors(outputs, ranks, cut, with_tail=blocks.by_tail is not None)[..., 0], blocks.by_tail)
@@ -141,8 +141,9 @@ def _in_float32(device: torch.device) -> Iterator[None]:
 
 
 def cuts(shares: Sequence[float], blocks: int, device: torch.device) -> torch.Tensor:
-    """The threshold of ranks for each share of `blocks` to compute: (L,) float32."""
-    return uploaded(torch.tensor([blocks - blocks_of_share(share, blocks) + 0.5 for share in shares]), device)
+    """The threshold of ranks for each share of `blocks` to compute, and one above all ranks: (L + 1,) float32."""
+    thresholds = [blocks - blocks_of_share(share, blocks) + 0.5 for share in shares]
+    return uploaded(torch.tensor([*thresholds, math.inf]), device)
 
 
 def loosest(measured: torch.Tensor, bound: float) -> torch.Tensor:
@@ -151,4 +152,4 @@ def loosest(measured: torch.Tensor, bound: float) -> torch.Tensor:
     measured: (B, Hq, L), strictest first. The first threshold leaves out nothing and stands where no looser one is
     within the bound; NaN is not within any.
     """
-    return (measured[..., 1:] <= bound).long().cumprod(dim=2).sum(dim=2)
+    return (measured[..., 1:].cummax(dim=2).values <= bound).sum(dim=2)

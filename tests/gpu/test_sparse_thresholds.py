@@ -39,7 +39,7 @@ def test_errors(
         return x.gather(2, rows[..., None].expand(-1, -1, -1, head_dim))
 
     exact = of_rows(oracle(q, k, v)[0])
-    for place, cut in enumerate(at):
+    for place, cut in enumerate(at[:-1]):
         active = ranks > cut
         tokens = active.repeat_interleave(128, 2)[:, :, :length].repeat_interleave(128, 3)[..., :length]
         out, lse = oracle(q, k, v, attn_mask=tokens)

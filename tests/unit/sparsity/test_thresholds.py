@@ -72,7 +72,7 @@ def test_errors_are_those_of_masked_attention_with_and_without_a_tail(fresh_seed
     assert measured.shape == (2, 2, 4, 5) and (tokens == 200 or measured[0, ..., -1].max() > 1e-3)
     assert torch.equal(errors(outputs, ranks, at, compared), measured[:1])
     exact = masked(q, k, v, torch.ones_like(compared))[0]
-    for place, active in enumerate((compared, *(ranks > cut for cut in at))):
+    for place, active in enumerate((compared, *(ranks > cut for cut in at[:-1]))):
         out, lse = masked(q, k, v, active)
         torch.testing.assert_close(measured[0, ..., place].double(), relative(out, exact, rows), rtol=1e-3, atol=1e-5)
         add_pooled_tail_(q.double(), k.double(), v.double(), out, lse, active, scale=SCALE)
@@ -87,7 +87,7 @@ def test_rows_of_which_nothing_is_left_are_lost_and_not_unknown() -> None:
 
     def measured(ranks: list[float], rows: torch.Tensor) -> float:
         outputs = row_outputs(Inputs(q, k, v, 10.0), SampledRows(rows.expand(1, 1, -1), 0))
-        return errors(outputs, torch.tensor(ranks).expand(1, 1, 2, 2), torch.tensor([-10.0])).item()
+        return errors(outputs, torch.tensor(ranks).expand(1, 1, 2, 2), torch.tensor([-10.0, math.inf])).item()
 
     # Without the only block that counts in the first one's rows.
     assert 0.9 < measured([-200.0, 0.0], torch.arange(0, 128, 9)) < 2.5
@@ -111,7 +111,7 @@ def test_a_threshold_of_ranks_leaves_out_as_many_blocks_of_all_queries(
     before = scores.clone()
     assert rank_(scores) is scores
     counts = []
-    for threshold in cuts(COMPUTED_SHARES, blocks, scores.device):
+    for threshold in cuts(COMPUTED_SHARES, blocks, scores.device)[:-1]:
         skipped = scores <= threshold
         (count,) = skipped.sum(dim=3).unique().tolist()
         counts.append(blocks - count)

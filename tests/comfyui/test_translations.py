@@ -88,6 +88,6 @@ def test_the_help_page_lists_what_the_node_has(server: ComfyServer, node: str) -
         listed += names
         shown = [inputs[name][1].get("display_name", name).partition(" (")[0] for name in names]
         assert re.findall(r"\*\*`?(.+?)`?\*\*", title) == [", ".join(shown)]
-        choices = re.findall(r"^- \*(.+?)\*:", text, re.MULTILINE)
+        choices = re.findall(r"\*(.+?)\*", " ".join(re.findall(r"^- (.+?):", text, re.MULTILINE)))
         assert not choices or choices == inputs[names[0]][1]["options"]
     assert listed == list(inputs)

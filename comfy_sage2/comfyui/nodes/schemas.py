@@ -75,9 +75,7 @@ def sage_attention_2() -> io.Schema:
             ),
             _input(
                 "sparse",
-                "Skips what matters least in long videos.\n"
-                "light, medium, strong: as far as the error of sampled rows allows. strong gives another video.\n"
-                "draft: a fixed share is computed, which is fast. It is another video of the same prompt.",
+                "Skips what matters least in long videos. light is the closest. strong and draft give another video.",
             ),
             OPTIONS.Input("options", optional=True, tooltip="From SageAttention2 Options, for everything else."),
         ],

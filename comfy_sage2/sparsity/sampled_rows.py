@@ -12,6 +12,7 @@ from ..system.readback import uploaded
 
 LEAST_ROWS, MOST_ROWS = 64, 256
 _PAIRS = 1 << 22  # of a sampled row and a key, in one head of a call that is neither short nor long
+_GROUP = 8  # heads that have the same spread rows
 _POOLS = 640  # of 16 tokens, among which the unlike rows are looked for: those of 10,240 tokens
 
 
@@ -36,7 +37,7 @@ def sampled_rows(q: torch.Tensor, sample: int, dense: torch.Tensor | None = None
 
     Args:
         q: (B, Hq, N, D).
-        sample: each has other rows, and so has each head.
+        sample: each has other rows, and so has each group of 8 heads.
         dense: bool on the CPU, one for each block of queries: those whose queries attend to all keys and are not
             sampled.
     """
@@ -47,18 +48,18 @@ def sampled_rows(q: torch.Tensor, sample: int, dense: torch.Tensor | None = None
         return SampledRows(uploaded(_at(blocks, torch.arange(tokens)), q.device).expand(batch, heads, -1), 0)
     random = torch.Generator().manual_seed(sample)
     unlike = min(MOST_ROWS, max(LEAST_ROWS, _PAIRS // length), tokens // 4) // 4
-    spread = _at(blocks, _one_of_each_part(tokens, (heads, 3 * unlike), random))
+    groups = -(-heads // _GROUP)
+    spread = _at(blocks, _one_of_each_part(tokens, (groups, 3 * unlike), random))
     pools = min(_POOLS, tokens // POOL_TOKENS) // unlike * unlike
-    first = POOL_TOKENS * _one_of_each_part(tokens // POOL_TOKENS, (pools,), random)
-    looked_at = _at(blocks, first[:, None] + torch.arange(POOL_TOKENS))
-    on_device = uploaded(torch.cat((spread.flatten(), looked_at.flatten())), q.device)
-    spread, looked_at = on_device.tensor_split((spread.numel(),))
+    first = _at(blocks, POOL_TOKENS * _one_of_each_part(tokens // POOL_TOKENS, (pools,), random))
+    spread, first = uploaded(torch.cat((spread.flatten(), first)), q.device).tensor_split((spread.numel(),))
+    looked_at = (first[:, None] + torch.arange(POOL_TOKENS, device=q.device)).flatten()
     pooled = q.index_select(2, looked_at).unflatten(2, (pools, POOL_TOKENS))
     pooled.sub_(pooled.mean(dim=3, keepdim=True))
     distances = torch.linalg.vector_norm(pooled, dim=4, dtype=torch.float32)
     most = distances.view(batch, heads, unlike, -1).argmax(dim=3, keepdim=True)
     parts = looked_at.view(unlike, -1).expand(batch, heads, -1, -1)
-    spread = spread.view(heads, -1).expand(batch, -1, -1)
+    spread = spread.view(groups, -1).repeat_interleave(_GROUP, dim=0)[:heads].expand(batch, -1, -1)
     return SampledRows(torch.cat((spread, parts.gather(3, most)[..., 0]), dim=2), unlike)
 
 

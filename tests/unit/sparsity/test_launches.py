@@ -50,7 +50,7 @@ def launches(tokens: int, heads: int, level: Level, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("level", "most"),
-    [(Level(bound=0.05), 58), (Level(bound=0.05, tail=True), 120), (Level(share=0.1, tail=True), 120)],
+    [(Level(bound=0.05), 61), (Level(bound=0.05, tail=True), 120), (Level(share=0.1, tail=True), 111)],
 )
 def test_launches_do_not_grow_with_tokens_and_heads(level: Level, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = {size: launches(*size, level, monkeypatch) for size in ((8192, 8), (8192, 40), (32_768, 24), (75_600, 40))}

@@ -15,7 +15,7 @@ SIZES = [
 ]  # fmt: skip
 
 
-def zeros(tokens: int, heads: int = 2) -> torch.Tensor:
+def zeros(tokens: int, heads: int = 9) -> torch.Tensor:
     return torch.zeros(1, heads, tokens, 8)
 
 
@@ -34,11 +34,11 @@ def test_rows_are_of_many_columns_and_lines_of_the_picture(size: tuple[int, int,
 
 
 @pytest.mark.parametrize("tokens", [1, 63, 256, 257, 700, 8192, 30_000, 100_000])
-def test_other_heads_and_samples_have_other_rows(tokens: int) -> None:
+def test_other_groups_of_8_heads_and_other_samples_have_other_rows(tokens: int) -> None:
     seen = set()
     for sample in range(4):
         rows, unlike = sampled_rows(zeros(tokens), sample)
-        assert rows.shape[:2] == (1, 2) and rows.min() >= 0 and rows.max() < tokens
+        assert rows.shape[:2] == (1, 9) and rows.min() >= 0 and rows.max() < tokens
         if tokens <= MOST_ROWS:
             assert unlike == 0 and (rows == torch.arange(tokens)).all()
         else:
@@ -68,4 +68,4 @@ def test_no_row_of_dense_blocks_is_sampled(fresh_seed: int) -> None:
     assert not dense[rows.tokens // 128].any() and rows.tokens.shape[2] == MOST_ROWS
     few = sampled_rows(zeros(450), 5, torch.tensor([True, False, False, True]))
     assert few.tokens[0, 0].tolist() == list(range(128, 384))
-    assert sampled_rows(zeros(450), 5, torch.ones(4, dtype=torch.bool)).tokens.shape == (1, 2, 0)
+    assert sampled_rows(zeros(450), 5, torch.ones(4, dtype=torch.bool)).tokens.shape == (1, 9, 0)

@@ -244,6 +244,35 @@ def test_what_lies_in_hidden_keys_changes_no_blocks(fresh_seed: int, sparse: Spa
     assert all(torch.equal(each, lists[0]) for each in lists)
 
 
+def test_what_all_keys_have_in_common_changes_no_blocks(fresh_seed: int) -> None:
+    q, k, v, mask = padded(fresh_seed, "bool")
+    lists = []
+    for common in (0.0, -8.0, 8.0):
+        k[:, :, :, 2] = common  # where q is about 1
+        q[..., 2] = 1.0
+        blocks = Sparse(share=0.25).block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
+        assert blocks is not None
+        lists.append(blocks.lists)
+    assert all(torch.equal(each, lists[0]) for each in lists)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e3, -1e3])
+def test_a_bias_counts_as_it_does_in_the_softmax(fresh_seed: int, shift: float) -> None:
+    """Shares are exact where queries of a block are alike, and keys of a sub-pool. The last block has five tokens."""
+    generator = torch.Generator().manual_seed(fresh_seed)
+    tokens, blocks = 1029, 9
+    q = torch.randn(1, HEADS, blocks, 64, generator=generator).repeat_interleave(128, dim=2)[:, :, :tokens]
+    k = torch.randn(1, KV_HEADS, 65, 64, generator=generator).repeat_interleave(16, dim=2)[:, :, :tokens]
+    of_blocks = torch.randn(blocks, generator=generator)
+    of_blocks[-1] += math.log(128 / 5)
+    bias = (of_blocks.repeat_interleave(128)[:tokens] + shift).view(1, 1, 1, tokens)
+    scores = q[:, :, ::128].double() @ k.double().repeat_interleave(HEADS // KV_HEADS, 1).mT / 8 + bias.double()
+    shares = torch.nn.functional.pad(scores.softmax(dim=3), (0, -tokens % 128)).unflatten(3, (blocks, 128)).sum(dim=4)
+    expected = torch.zeros_like(shares, dtype=torch.bool).scatter_(3, shares.topk(3).indices, True)
+    mask = Sparse(share=1 / 3).block_mask(q, k, k, AttentionOptions(), OptionalTensors(bias))
+    assert mask is not None and torch.equal(mask.to_dense(), expected)
+
+
 def test_a_call_whose_keys_are_all_hidden_gives_zeros(fresh_seed: int) -> None:
     q, k, v, mask = padded(fresh_seed, "bool")
     mask[1] = False

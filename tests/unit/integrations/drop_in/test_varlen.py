@@ -63,9 +63,10 @@ def test_neighbors_of_equal_lengths_are_one_call() -> None:
     assert serving.calls.lines() == ["Calls of sageattention since the start: 3 by reference, precise"]
 
 
-def test_keys_of_a_sequence_without_queries_are_nobodys() -> None:
+@pytest.mark.parametrize("lengths", [((6, 0, 6), (5, 5, 5)), ((6, 6, 6), (5, 0, 5))], ids=["no queries", "no keys"])
+def test_tokens_of_a_sequence_without_others_are_nobodys(lengths: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     """They lie between those of neighbors of equal lengths, which are two calls then."""
-    (q, starts_q), (k, starts_k) = packed(6, 0, 6), packed(5, 5, 5)
+    (q, starts_q), (k, starts_k) = (packed(*each) for each in lengths)
     out = functions.sageattn_varlen(q, k, k, starts_q, starts_k, 6, 5)
     assert is_close(out, wanted(q, k, k, starts_q.tolist(), starts_k.tolist()))
 

@@ -152,3 +152,8 @@ def test_without_kernels_the_reference_tells_how_exact_a_mode_is(
     four, eight, precise = (errors_of[Candidate("reference", mode)][0] for mode in ("4b", "8b", "precise"))
     assert four is not None and eight is not None and precise is not None
     assert four > 1.5 * eight > 2.0 * precise
+
+
+def test_what_is_broken_on_one_kind_of_inputs_has_no_errors(kernel: StandIn, package: StandIn) -> None:
+    package.change = lambda out, signature: out * (math.nan if signature.kv_length == 129 else 1.0)
+    assert not any(candidate.mode == PEER for candidate in candidates.errors(torch.device("cpu"), 32))

@@ -222,6 +222,17 @@ def test_containers_are_measured_and_timed(comfyui_module: Any) -> None:
     assert summary.calls == 3 and summary.agreement and summary.speed is not None and summary.speed.calls == 3
 
 
+def test_what_was_timed_is_still_there_for_comfyui(comfyui_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
+        raise RuntimeError("no image for this device")
+
+    session = session_with()
+    attend(session, [Container(tensor) for tensor in qkv()])
+    serve_by(monkeypatch, fail)
+    assert torch.equal(attend(session, [Container(tensor) for tensor in qkv()]), torch.ones(1, 64, 128))
+    assert session.record.summary().shares[-1].decision.backend is None
+
+
 class Block(torch.nn.Module):
     """A model that calls attention through the override in its options."""
 

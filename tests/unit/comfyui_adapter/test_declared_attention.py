@@ -105,6 +105,15 @@ def attend(
     return out
 
 
+def test_what_the_file_asks_for_is_timed_for_its_own_layers(host: Any) -> None:
+    """The second call of a form is timed."""
+    child, session = Child(INT8), session_with()
+    for of_call in (None, child, child):
+        assert not child.calls
+        attend(host, session, of_call)
+    assert len(child.calls) == 1
+
+
 @pytest.mark.parametrize("contained", [False, True], ids=["tensors", "containers"])
 @pytest.mark.parametrize("config", [INT8, [SOL, INT8]], ids=["one", "list"])
 @pytest.mark.parametrize(

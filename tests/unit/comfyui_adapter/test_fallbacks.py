@@ -109,9 +109,9 @@ def test_what_a_backend_tried_in_vain_is_not_comfyuis_time(monkeypatch: pytest.M
     serve_by(monkeypatch, fail)
     call(session, *qkv(), 2)
     serve_by(monkeypatch, full)
-    call(session, *qkv(), 2)
+    call(session, *qkv(), 2, func=fail)  # nor can ComfyUI's attention be timed
     summary = session.record.summary()
-    assert summary.calls == 2 and summary.speed is not None and summary.speed.calls == 1
+    assert summary.calls == 2 and summary.speed is None
 
 
 def test_out_of_memory_is_comfyuis_business(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +250,13 @@ def test_a_report_times_comfyui_twice_for_each_form(measures_quality: bool) -> N
     speed = session.record.summary().speed
     assert speed is not None and speed.calls == 7
     assert session.record.summary().calls == 7
+
+
+def test_a_sampling_whose_closeness_is_measured_is_timed_without_a_report() -> None:
+    session = session_with()
+    session.begin_sampling(SIGMAS, times_calls=False, measures_quality=True)
+    call(session, *qkv(), 2)
+    assert session.record.summary().timed_calls == 1
 
 
 def test_an_earlier_nodes_time_is_not_comfyuis() -> None:

@@ -112,15 +112,18 @@ def test_a_pass_that_is_made_again_has_the_same_names() -> None:
     assert model_pass.calls == ["block 0 self"] and session.record.summary().layers == 1
 
 
-def test_an_earlier_node_names_calls_that_it_does_not_see_alike() -> None:
+def test_earlier_nodes_name_calls_that_they_do_not_see_alike() -> None:
     first = session_with(start_percent=0.5)
-    second = node_session(settings(apply_to="self only"), 1, make_override(first))
-    second.begin_sampling(SIGMAS)
-    with model_passes.running(0, model_pass := first.begin_pass(1.0, CPU, {})):
-        attend(second, blocks(0, 0, 1, 1), keys=[64, 32, 64, 32])
+    second = session_with(make_override(first), 1, start_percent=0.5)
+    last = node_session(settings(apply_to="self only"), 2, make_override(second))
+    last.begin_sampling(SIGMAS)
+    passes = [session.begin_pass(1.0, CPU, {}) for session in (first, second)]
+    with model_passes.running(0, passes[0]), model_passes.running(1, passes[1]):
+        attend(last, blocks(0, 0, 1, 1), keys=[64, 32, 64, 32])
     names = ["block 0 self", "block 0 cross", "block 1 self", "block 1 cross"]
-    assert model_pass.calls == names
-    assert [first.record.summary().layer_name(layer) for layer in range(4)] == names
+    for session, model_pass in zip((first, second), passes, strict=True):
+        assert model_pass.calls == names
+        assert [session.record.summary().layer_name(layer) for layer in range(4)] == names
 
 
 def call_of(q: torch.Tensor, k: torch.Tensor, **options: Any) -> AttentionCall:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.session import rotation
+from comfy_sage2.comfyui.session import model_passes, rotation
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.dispatch.plan import TORCHS_IS_FASTER, CallPlan, Refusal, rotated_plan
 from comfy_sage2.dispatch.registry import UnsupportedError
@@ -54,11 +54,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return served
 
 
-def run_pass(session: Session, sigma: float, *layers: Tensors) -> list[torch.Tensor]:
-    """A pass of the model, which calls attention once in each layer."""
+def run_pass(session: Session, sigma: float, *layers: Tensors, times: int = 1) -> list[torch.Tensor]:
+    """A pass of the model, which calls attention once in each layer; the guard has it made so many times."""
     override = make_override(session)
 
     def model() -> list[torch.Tensor]:
+        for _ in range(times - 1):
+            for layer in layers:
+                override(ones, *layer, HEADS, _inside_attn_wrapper=True, transformer_options={})
+            model_passes.restart()
         return [override(ones, *layer, HEADS, _inside_attn_wrapper=True, transformer_options={}) for layer in layers]
 
     return session.run_pass(session.begin_pass(sigma, CPU, {}), model)
@@ -110,6 +114,24 @@ def test_a_layer_that_changes_is_seen_in_the_tenth_step(calls: Calls) -> None:
     rotates = [rotate for rotate, _ in calls]
     assert [step for step, rotate in enumerate(rotates) if rotate == "auto"] == [0, 10, 20]
     assert set(rotates[1:10]) == {"off"} and set(rotates[11:20]) == {"given"}
+
+
+def test_the_answer_of_an_earlier_choice_is_not_that_of_a_pass_that_is_made_again(calls: Calls) -> None:
+    session = session_with(rotate="auto")
+    sigmas = [1.0 - step / 25 for step in range(26)]
+    session.begin_sampling(sigmas)
+    for step in (0, 1, 10, 11):
+        run_pass(session, sigmas[step], flat() if step < 10 else loud(), times=2 if step == 10 else 1)
+    assert calls == [("auto", [0, 0]), ("off", None), ("auto", [0, 1]), ("given", [0, 1]), ("given", [0, 1])]
+
+
+def test_where_there_is_no_room_every_call_chooses(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "_MOST_HEADS", HEADS + 1)
+    session = session_with(rotate="auto")
+    for _ in range(2):
+        outs = run_pass(session, 1.0, loud(), layer := loud())
+        assert torch.equal(outs[1], expected(layer, "auto"))
+    assert [rotate for rotate, _ in calls] == ["auto", "auto", "given", "auto"]
 
 
 def test_other_shapes_are_chosen_by_themselves(calls: Calls) -> None:

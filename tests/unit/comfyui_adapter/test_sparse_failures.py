@@ -84,6 +84,14 @@ def test_an_exact_attention_in_the_modes_place_is_named(monkeypatch: pytest.Monk
     assert f"  2 calls computed all key blocks: [SA-318] {reason}" in text
 
 
+def test_a_part_of_the_queries_has_all_blocks() -> None:
+    """As LTX's guides: they attend to all tokens."""
+    session, (q, k, v) = everywhere(), focused(10)
+    session.sampled([q[:, :512], k, v], 2)
+    assert "[SA-318] this is not self-attention: its queries and keys differ in number" in report([session])
+    assert session.listed() == [False, False]
+
+
 @pytest.mark.parametrize("broken", ["sparsity.choices.block_scores", "comfyui.session.sparsity.listed_plan", "kernel"])
 @pytest.mark.parametrize(
     "error", [RuntimeError("kernel"), torch.cuda.OutOfMemoryError("memory"), TypeError("block_mask")]

@@ -54,7 +54,7 @@ def test_each_prompt_has_the_blocks_that_it_chooses(together: bool) -> None:
 
 def test_passes_that_are_not_told_apart_share_what_they_choose() -> None:
     """As where a pack divides the picture."""
-    caption, empty = focused(12), focused(13, beside=3)
+    caption, empty = focused(12, beside=1), focused(13, beside=3)
     session = light()
     union = torch.zeros(())
     for tensors in (caption, empty):
@@ -62,6 +62,7 @@ def test_passes_that_are_not_told_apart_share_what_they_choose() -> None:
         union = union.logical_or(selected("light", tensors))
     for tensors in (caption, empty):
         assert torch.equal(session.run(1, tensors)[0], by_mask(tensors, union))
+    assert session.figures()[0].choices == 2
 
 
 def test_a_further_evaluation_of_a_step_uses_the_choice_of_the_first() -> None:

@@ -44,8 +44,9 @@ def test_a_module_that_passed_is_taken(asked: list[tuple[str, int | None, Sequen
 
 
 @pytest.mark.usefixtures("asked")
-def test_a_module_that_failed_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_test, "reason_against", lambda *given: "[SA-113] it computes something else")
+@pytest.mark.parametrize("place", [(self_test, "reason_against"), (loader, "reason_unavailable")], ids=["test", "load"])
+def test_a_module_that_failed_is_not(monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str]) -> None:
+    monkeypatch.setattr(*place, lambda *given: "[SA-113] it computes something else")
     assert block_kernels.module_for(GPU) is None
 
 

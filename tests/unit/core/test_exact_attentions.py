@@ -107,15 +107,20 @@ def test_the_reference_serves_it_anywhere(fresh_seed: int) -> None:
 
 
 def stand_in(asked: list[dict[str, Any]], bnhd: bool) -> Any:
-    """An operator that is right on the rows that attend to something, and NaN on the others, in its own strides."""
+    """An operator that is right on the rows that attend to something, and NaN on the others, in its own strides.
+
+    It takes the scale of the options, as torch's do.
+    """
 
     def operator(qkv: Any, bias: torch.Tensor | None, signature: CallSignature) -> Result:
         q, k, v = qkv
         asked.append({"q": q, "k": k, "v": v, "bias": bias})
         result, lse = exact_attention(
-            q, k, v, scale=signature.scale, is_causal=signature.options.is_causal, attn_mask=bias, dtype=torch.float32
-        )
-        result = result.masked_fill(lse.isneginf()[..., None], math.nan)
+            q, k, v, scale=signature.options.scale, is_causal=signature.options.is_causal, attn_mask=bias,
+            dtype=torch.float32,
+        )  # fmt: skip
+        closed = lse.isneginf()
+        result, lse = result.masked_fill(closed[..., None], math.nan), lse.masked_fill(closed, math.nan)
         out = empty_output(q, "BNHD" if bnhd else "BHND").copy_(result)
         padded = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=math.nan)
         return out, padded if signature.options.return_lse else None
@@ -179,3 +184,15 @@ def test_nonfinite_values_are_noted() -> None:
     backend = ExactAttention("stand-in", stand_in([], False), lambda: None)
     run(backend, q, q, v, OPTIONS, OptionalTensors(nonfinite=flag))
     assert flag.item() == 1
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_operators_get_tensors_that_begin_at_aligned_addresses(name: str) -> None:
+    asked: list[dict[str, Any]] = []
+    backend = ExactAttention("stand-in", stand_in(asked, False), lambda: None)
+    tensors = {name: torch.randn(1, 2, 16, 8) for name in ("q", "k", "v")}
+    wanted, _ = run(backend, **tensors, options=OPTIONS, optional=OptionalTensors())
+    behind = torch.zeros(tensors[name].numel() + 1)[1:].view(1, 2, 16, 8).copy_(tensors[name])
+    out, _ = run(backend, **{**tensors, name: behind}, options=OPTIONS, optional=OptionalTensors())
+    assert torch.equal(out, wanted)
+    assert all(call[each].data_ptr() % 16 == 0 for call in asked for each in tensors)

@@ -120,6 +120,23 @@ def test_a_mask_of_rows_that_is_written_to_is_read_anew() -> None:
     assert relative_l1(comfy_sage2.attention(q, k, v, attn_mask=mask), expected) < 0.08
 
 
+def test_a_mask_of_rows_hides_other_keys_from_causal_calls() -> None:
+    q, k, v = inputs()
+    mask = torch.ones(150, KEYS, dtype=torch.bool)
+    comfy_sage2.attention(q, k, v, attn_mask=mask)  # of which it hides none
+    loud = [torch.cat([tensor[:, :, :150], tensor[:, :, 150:] * 1e4], dim=2) for tensor in (k, v)]
+    wanted = comfy_sage2.attention(q, k, v, attn_mask=mask, is_causal=True)
+    assert torch.equal(comfy_sage2.attention(q, *loud, attn_mask=mask, is_causal=True), wanted)
+
+
+def test_hidden_keys_beside_the_largest_values_stay_numbers() -> None:
+    q, k, v = inputs()
+    mask = torch.ones(150, KEYS, dtype=torch.bool)
+    mask[:, 7] = False
+    out = comfy_sage2.attention(q, k, v.abs().clamp_max(3.0) * 1e38, attn_mask=mask)
+    assert out.isfinite().all()
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_a_row_of_the_lowest_number_alone_attends_to_keys_that_others_do_not(is_causal: bool) -> None:
     q, k, v = inputs()

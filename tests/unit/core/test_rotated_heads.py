@@ -78,6 +78,19 @@ def test_keys_that_a_mask_hides_do_not_decide() -> None:
     assert told.tolist() == told_without.tolist()
 
 
+def test_what_queries_have_in_common_does_not_decide_where_it_is_smoothed(fresh_seed: int) -> None:
+    """Values that differ little in size gain nothing by rotation, and one loud channel of all queries would."""
+    flat = [
+        torch.randn(shape).sign() * (0.75 + 0.25 * torch.rand(shape)) for shape in ((1, 4, 300, 64), (1, 2, 300, 64))
+    ]
+    common = torch.zeros(64)
+    common[7] = 30.0
+    for q in (flat[0], flat[0] + common):
+        told = flags((7, 7))
+        attention(q, flat[1], flat[1], mode="4b", rotated_heads=told)
+        assert not told.any()
+
+
 WRONG: tuple[tuple[type[Exception], str, Any, str], ...] = (
     (ValueError, "a tensor with rotate='given', got None", None, "given"),
     (ValueError, "must be None with rotate='off'", torch.zeros(2, 3, dtype=torch.int32), "off"),

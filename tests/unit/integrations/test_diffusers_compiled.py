@@ -96,6 +96,13 @@ def test_after_undo_the_model_is_its_own_again() -> None:
     assert patched.calls.total() == before
 
 
+def test_the_operator_keeps_its_promises_where_torch_computes() -> None:
+    """The compiler takes its outputs for contiguous; the patch of this name is gone."""
+    q = torch.randn(1, 8, 2, 16).transpose(1, 2)
+    operator = torch.ops.comfy_sage2.diffusers_attention.default
+    torch.library.opcheck(operator, (q, q, q, None, False, None, "gone"), test_utils=("test_schema", "test_faketensor"))
+
+
 class Attention(torch.nn.Module):
     """As diffusers' modules as far as the patch sees it; `call` is what its processor does."""
 

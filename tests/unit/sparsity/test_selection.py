@@ -11,6 +11,7 @@ import torch
 from comfy_sage2.backends import block_kernels
 from comfy_sage2.block_mask import BlockMask, blocks_of
 from comfy_sage2.reference.block_scores import blocks_of_share
+from comfy_sage2.sparsity.always_computed import blocks_with
 
 
 def block_scores(q: torch.Tensor, k: torch.Tensor, scale: float, *, block_means: bool = False) -> torch.Tensor:
@@ -120,3 +121,11 @@ def test_always_and_dense(choice: str) -> None:
     always, dense = torch.arange(20) % 9 == 4, torch.arange(6) == 2
     wanted = plain | always | dense[:, None]
     assert torch.equal(listed(scores, always=always, dense=dense, **given), wanted)
+
+
+def test_a_range_without_tokens_has_no_block() -> None:
+    """As of a condition that a model is not given."""
+    assert (
+        not blocks_with(((5, 5), (300, 300)), 400).any()
+        and blocks_with(((5, 6),), 400).tolist() == [True] + [False] * 3
+    )

@@ -13,7 +13,7 @@ from comfy_sage2.sparsity import thresholds
 from comfy_sage2.sparsity.errors import Inputs, errors, row_outputs
 from comfy_sage2.sparsity.levels import Level
 from comfy_sage2.sparsity.sampled_rows import SampledRows, sampled_rows
-from comfy_sage2.sparsity.thresholds import COMPUTED_SHARES, choose, cuts, loosest, rank_
+from comfy_sage2.sparsity.thresholds import COMPUTED_SHARES, Blocks, blocks_error, choose, cuts, loosest, rank_
 
 SCALE = 32**-0.5
 SHARPNESS = (60.0, 25.0, 0.01, 0.0)  # of each head of q
@@ -123,6 +123,18 @@ def test_a_threshold_of_ranks_leaves_out_as_many_blocks_of_all_queries(
 def test_no_rank_leaves_nan_out() -> None:
     scores = torch.tensor([[[[3.0, math.nan, 1.0, 2.0], [math.nan] * 4]]])
     assert rank_(scores)[0, 0].tolist() == [[3.0, math.inf, 1.0, 2.0], [math.inf] * 4]
+
+
+def test_queries_of_dense_blocks_have_no_part_in_what_is_measured(fresh_seed: int) -> None:
+    q, k, v = sharp_and_flat(fresh_seed)
+    blocks = Blocks(largest_p(q, k) > -3.0, None)
+    measured = []
+    for dense in (q[:, :, :384], torch.zeros(2, 4, 384, 32)):
+        q = torch.cat([dense, q[:, :, 384:]], dim=2)
+        scores, inputs = largest_p(q, k), Inputs(q, k, v, SCALE, always=((0, 300),))
+        scores[:, :, :3] = 0.0
+        measured.append((choose(inputs, scores, Level(bound=0.05)).errors, blocks_error(inputs, blocks)))
+    assert all(map(torch.equal, *measured)) and measured[0][1].max() > 0.0
 
 
 def test_autocast_changes_no_choice(fresh_seed: int) -> None:

@@ -73,6 +73,10 @@ def test_with_the_lse() -> None:
         masked = functions.sageattn(q, k, v, return_lse=True, attn_mask=mask)
         torch.testing.assert_close(masked, (out, lse), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(functions.sageattn(q, k, v, attn_mask=mask), out, rtol=1e-4, atol=1e-5)
+    q, k, v = q.double(), k.double(), v.double()
+    out, lse = functions.sageattn(q, k, v, return_lse=True)
+    torch.testing.assert_close(out, scaled_dot_product_attention(q, k, v), rtol=1e-12, atol=1e-13)
+    assert lse.dtype == torch.float32
 
 
 @pytest.mark.usefixtures("no_kernels")

@@ -83,6 +83,7 @@ def test_the_names_of_other_libraries() -> None:
     wanted = functions.sageattn(*qkv, "NHD", True, 0.3)
     assert torch.equal(functions.sageattn(*qkv, "NHD", softmax_scale=0.3, causal=True, **neutral), wanted)
     assert torch.equal(functions.sageattn(*qkv, "NHD", softmax_scale=None), functions.sageattn(*qkv, "NHD"))
+    assert torch.equal(functions.sageattn(*qkv, "NHD", True, 0.3, softmax_scale=None), wanted)
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,10 @@ class SageAttention2Options(io.ComfyNode):
 
         Raises ValueError for shares that cannot be: of a text that is returned ComfyUI makes an error for each name.
         """
-        shares = {"start_percent": start_percent, "end_percent": end_percent}
-        Settings(**{name: share for name, share in shares.items() if share is not None})
+        given = {"start_percent": start_percent, "end_percent": end_percent}
+        shares = {name: share for name, share in given.items() if share is not None}
+        if all(isinstance(share, (int, float)) and -1e9 < share < 1e9 for share in shares.values()):
+            Settings(**shares)  # else `execute` names the one that is no number
         return True
 
     @classmethod

@@ -222,7 +222,7 @@ def _without_kernels(signature: CallSignature, refused: Refusal, choices: TunedC
     if not faster:
         return refused
     name = min(faster, key=lambda candidate: choices.seconds(candidate, work) or 0.0).backend
-    reason = f"[SA-323] no kernel runs here, and {name} was measured to be faster than ComfyUI's own attention"
+    reason = f"[SA-323] no kernel takes this call, and {name} was measured to be faster than ComfyUI's own attention"
     return CallPlan(calls[name], registry.get(name), reason)
 
 

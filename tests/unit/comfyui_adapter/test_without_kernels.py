@@ -105,7 +105,7 @@ def test_who_computes_the_calls_of_a_card(monkeypatch: pytest.MonkeyPatch, card:
         assert isinstance(planned, CallPlan), planned.reason
         assert planned.backend.name == min(suiting, key=factors.__getitem__)
         assert planned.options.mode == (EXACT if planned.backend.name in EXACT_NAMES else mode.replace("auto", "8b"))
-        assert planned.reason is not None and planned.reason.startswith("[SA-323] no kernel runs here")
+        assert planned.reason is not None and planned.reason.startswith("[SA-323] no kernel takes this call")
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_what_the_node_does(
     (share,) = session.record.summary().shares
     name = KITCHEN if value == 5.0 else "torch-cudnn"
     assert share.decision.backend == name
-    assert f"[SA-323] no kernel runs here, and {name} was measured to be faster" in session_report(session)
+    assert f"[SA-323] no kernel takes this call, and {name} was measured to be faster" in session_report(session)
 
 
 def test_attentions_of_unknown_speed_are_not_replaced(monkeypatch: pytest.MonkeyPatch, installed: None) -> None:

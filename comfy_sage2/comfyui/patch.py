@@ -23,7 +23,6 @@ from .hooks.sampling import (
     sessions_of,
 )
 from .session.dispatcher import Dispatcher, probe, with_backend
-from .session.faster_peers import notes_on_peers
 from .session.session import Session, log
 from .settings import Settings
 
@@ -42,8 +41,7 @@ def patch_model(model: Any, settings: Settings, measuring: Progress = unseen) ->
         ensure_timed(device, measuring)
     settings = with_backend(device, settings)
     expected = probe(device, settings)
-    peers = notes_on_peers(device, settings, expected.backend)
-    settings = replace(settings, notes=(*settings.notes, *notes_on_others(), *peers))
+    settings = replace(settings, notes=(*settings.notes, *notes_on_others()))
     for note in settings.notes:
         log.warning("SageAttention2: %s", note)
     previous = model.model_options.get("transformer_options", {}).get(OVERRIDE)

@@ -11,7 +11,6 @@ import torch
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PEER, Candidate, Times, Work
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.session import faster_peers
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.guard import Downgrade
 from comfy_sage2.comfyui.session.session import Session
@@ -89,10 +88,6 @@ def test_another_package_is_held_against_the_decided_mode(gpu: Callable[..., Non
     """No less exact than precise, where that is what auto comes to: 8b would do with 0.04."""
     gpu({64: 1.1, 128: 1.1}, kitchen=0.5, kitchen_error=error)
     assert served(session_on_cpu(when=WHERE_FASTER), heads=1)[0] == backend
-    chosen = settings(mode="auto", when=WHERE_FASTER, backend="auto")
-    (note,) = faster_peers.notes_on_peers(CPU, chosen, "sm90")
-    assert "times as fast as precise on this GPU" in note
-    assert ("It is less exact on some inputs" in note) == (backend == "sm90")
 
 
 def test_a_layer_that_the_guard_downgraded_is_precise(gpu: Callable[..., None]) -> None:

@@ -17,8 +17,7 @@ from comfy_sage2.comfyui.adapter import packs
 from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE, AttentionCall
 from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.patch import patch_model
-from comfy_sage2.comfyui.report.text import session_report, status
-from comfy_sage2.comfyui.session import faster_peers
+from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.session import Session
@@ -196,83 +195,3 @@ def test_what_comfyui_chose_at_its_start(monkeypatch: pytest.MonkeyPatch, name: 
             model.override_options[OVERRIDE] = previous
         (session,) = sessions_of(patch_model(model, settings()))
         assert session.dispatcher.routing.own_is_torchs == (is_torchs and previous is None)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "code", "words"),
-    [
-        ({"when": WHERE_FASTER}, 0.01, "SA-319", "It computes the calls for which it is faster"),
-        ({"when": FASTEST}, 0.05, "SA-319", "It computes the calls for which it is faster"),
-        ({"when": WHERE_FASTER}, 0.05, "SA-320", "It is less exact on some inputs"),
-        ({"when": ALWAYS}, 0.01, "SA-320", "Choose 'where it is faster'"),
-        ({"when": WHERE_FASTER, "sparse": "light"}, 0.01, "SA-320", "It skips no key blocks"),
-    ],
-    ids=str,
-)
-def test_the_node_says_so(
-    monkeypatch: pytest.MonkeyPatch, package: Package, options: dict[str, Any], error: float, code: str, words: str
-) -> None:
-    on_card(monkeypatch, error=error)
-    (note,) = faster_peers.notes_on_peers(CPU, settings(**{"backend": "auto", **options}), "sm90")
-    speed = "comfy-kitchen was measured to be up to 1.25 times as fast as 8b on this GPU, in 4 of 4 calls"
-    assert note.startswith(f"[{code}] {speed}")
-    assert f"error is {error:.3f}, and that of 8b is 0.040. {words}" in note
-
-
-@pytest.mark.parametrize(
-    ("kitchen", "options", "backend"),
-    [
-        (1.1, {}, "sm90"), (0.99, {}, "sm90"), (0.5, {"mode": EXACT}, "sm90"), (0.5, {"mode": "off"}, "sm90"),
-        (0.5, {"backend": "reference"}, "sm90"), (0.5, {}, None),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_there_is_nothing_to_say(
-    monkeypatch: pytest.MonkeyPatch, package: Package, kitchen: float, options: dict[str, Any], backend: str | None
-) -> None:
-    on_card(monkeypatch, kitchen=kitchen)
-    assert faster_peers.notes_on_peers(CPU, settings(**{"backend": "auto", **options}), backend) == ()
-
-
-def test_what_the_node_takes_anyway_is_compared(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
-    """Exact attention that is faster still serves with "where it is faster", and not with "always"."""
-    on_card(monkeypatch, cudnn=0.5)
-    assert faster_peers.notes_on_peers(CPU, settings(backend="auto", when=WHERE_FASTER), "sm90") == ()
-    assert len(faster_peers.notes_on_peers(CPU, settings(backend="auto", when=ALWAYS), "sm90")) == 1
-
-
-def test_calls_with_masks_count(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
-    choices = on_card(monkeypatch, kitchen=2.0)
-    masked = Work(16, 4096, 4096, 128, hides_keys=True)
-    seconds = {**choices.times.seconds, (EIGHT, masked): 2.0, (KITCHEN, masked): 1.0}
-    tuned = TunedChoices(Times(seconds, 0.0, choices.times.errors))
-    monkeypatch.setattr(faster_peers, "choices_of", lambda device: tuned)
-    (note,) = faster_peers.notes_on_peers(CPU, settings(backend="auto"), "sm90")
-    assert "up to 2.00 times as fast as 8b on this GPU, in 1 of 5 calls" in note
-
-
-def test_node_report_and_log_have_the_note(
-    monkeypatch: pytest.MonkeyPatch, package: Package, caplog: pytest.LogCaptureFixture
-) -> None:
-    on_card(monkeypatch, error=0.05)
-    with caplog.at_level(logging.WARNING, "comfy_sage2"):
-        (session,) = sessions_of(patch_model(Patcher(), settings(backend="auto", when=WHERE_FASTER)))
-    (note,) = [text for text in session.dispatcher.settings.notes if text.startswith("[SA-320]")]
-    assert note in caplog.text
-    session.begin_sampling(SIGMAS)
-    call(session, *half(), 2)
-    assert note in status(session) and note in session_report(session)
-
-
-def test_the_note_names_the_call_in_which_the_package_gains_most(
-    monkeypatch: pytest.MonkeyPatch, package: Package
-) -> None:
-    choices = on_card(monkeypatch)
-    seconds = dict(choices.times.seconds)
-    works = [work for candidate, work in seconds if candidate == KITCHEN]
-    for gain, work in zip((1.25, 1.75, 1.5, 1.3), works, strict=True):
-        seconds[KITCHEN, work] = seconds[EIGHT, work] / gain
-    tuned = TunedChoices(Times(seconds, 0.0, choices.times.errors))
-    monkeypatch.setattr(faster_peers, "choices_of", lambda device: tuned)
-    (note,) = faster_peers.notes_on_peers(CPU, settings(backend="auto"), "sm90")
-    assert "up to 1.75 times as fast as 8b on this GPU, in 4 of 4 calls" in note

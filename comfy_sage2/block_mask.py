@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -130,47 +129,6 @@ class BlockMask:
         return cls.from_dense(_overlapping_blocks(rows, 3, block_size[1], kv_length), is_causal=is_causal)
 
     @classmethod
-    def from_flex_attention(
-        cls, mask: Any, *, q_length: int, kv_length: int, partial_blocks: str = "refuse"
-    ) -> BlockMask:
-        """The lists of a BlockMask of torch's FlexAttention (`torch.nn.attention.flex_attention`).
-
-        Its blocks are full, or partial: within those its `mask_mod` decides about each query and key, which lists of
-        blocks cannot.
-
-        Args:
-            mask: with `kv_num_blocks`, `kv_indices`, their `full_` counterparts or None, and `BLOCK_SIZE`.
-            q_length, kv_length: tokens of q, and of k and v.
-            partial_blocks: "refuse", which waits for the device; or "whole" computes all of them: right where the
-                mask_mod hides only what lies behind the end.
-
-        Raises:
-            TypeError: `mask` has no such attributes.
-            ValueError: it has partial blocks and a mask_mod, or does not fit the lengths.
-        """
-        if partial_blocks not in ("refuse", "whole"):
-            raise ValueError(f"[SA-211] partial_blocks must be 'refuse' or 'whole', got {partial_blocks!r}")
-        try:
-            counts, numbers, sizes = mask.kv_num_blocks, mask.kv_indices, mask.BLOCK_SIZE
-            of_full = mask.full_kv_num_blocks, mask.full_kv_indices
-        except AttributeError as error:
-            raise TypeError(f"[SA-211] mask must be a BlockMask of FlexAttention, got {type(mask).__name__}") from error
-        mask_mod = getattr(mask, "mask_mod", None)
-        # Objects and partial functions, which decide too, have no name.
-        name = getattr(mask_mod, "__module__", None), getattr(mask_mod, "__name__", None)
-        decides = mask_mod is not None and name != ("torch.nn.attention.flex_attention", "noop_mask")
-        if partial_blocks == "refuse" and decides and bool((counts > 0).any()):
-            raise ValueError(
-                "[SA-211] mask has blocks within which its mask_mod decides about each query and key, and lists of "
-                "blocks cannot: pass partial_blocks='whole' to compute all of such blocks, or an attn_mask"
-            )
-        active = _blocks_of_lists(counts, numbers)
-        if of_full[0] is not None:
-            active = active | _blocks_of_lists(*of_full)
-        size = sizes if isinstance(sizes, tuple) else (sizes, sizes)
-        return cls.from_blocks(active, size, q_length, kv_length)
-
-    @classmethod
     def full(
         cls,
         q_length: int,
@@ -189,7 +147,9 @@ class BlockMask:
     def to_dense(self) -> torch.Tensor:
         """The active blocks as bool (B, Hq, Tq, Tk), made of the valid entries alone; no wait for the device."""
         entries, read, outside = _read(self.lists)
-        return _active(entries, read & ~outside)
+        *sizes, blocks = entries.shape
+        active = torch.zeros((*sizes, blocks + 1), dtype=torch.bool, device=entries.device)
+        return active.scatter_(3, entries.where(read & ~outside, blocks), True)[..., :blocks]
 
     def flag_invalid(self) -> None:
         """Set `invalid`, where there is one, to 1 if `check` would raise; no wait for the device. Calls do it."""
@@ -233,19 +193,6 @@ def _check_at_least_1(**values: int) -> None:
             raise TypeError(f"[SA-211] {name} must be an integer, got {type(value).__name__}")
         if value < 1:
             raise ValueError(f"[SA-211] {name} must be at least 1, got {value}")
-
-
-def _blocks_of_lists(counts: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Bool (B, H, Tq, Tk) of FlexAttention's counts (B, H, Tq) and numbers of blocks (B, H, Tq, Tk)."""
-    read = torch.arange(numbers.shape[3], device=numbers.device) < counts[..., None]
-    return _active(numbers.long(), read)
-
-
-def _active(numbers: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
-    """Bool (B, H, Tq, Tk) of the numbers of blocks, int64 (B, H, Tq, Tk), that are `read`."""
-    blocks = numbers.shape[3]
-    active = torch.zeros((*numbers.shape[:3], blocks + 1), dtype=torch.bool, device=numbers.device)
-    return active.scatter_(3, numbers.where(read, blocks), True)[..., :blocks]
 
 
 def _overlapping_blocks(blocks: torch.Tensor, axis: int, block_tokens: int, length: int) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import replace
 from typing import Any
@@ -349,62 +348,3 @@ def test_a_level_is_named_as_in_the_node(fresh_seed: int) -> None:
     for level, sparse in (("draft 20 %", Sparse(share=0.2, tail=True)), ("strong", Sparse(bound=0.1, tail=True))):
         by_name, by_values = (attention(q, k, v, sparse=each, backend="reference") for each in (level, sparse))
         assert torch.equal(by_name, by_values)
-
-
-class TestFlexAttention:
-    """Masks as `torch.nn.attention.flex_attention` has them."""
-
-    def of_dense(self, active: torch.Tensor, size: Any = 128, **more: Any) -> BlockMask:
-        from torch.nn.attention.flex_attention import BlockMask as FlexMask
-
-        counts, order = active.sum(dim=3, dtype=torch.int32), active.int().argsort(dim=3, descending=True, stable=True)
-        return BlockMask.from_flex_attention(
-            FlexMask.from_kv_blocks(counts, order.int(), BLOCK_SIZE=size), q_length=700, kv_length=600, **more
-        )
-
-    def test_listed_blocks_come_back(self, fresh_seed: int) -> None:
-        active = torch.rand(2, 3, 6, 5, generator=torch.Generator().manual_seed(fresh_seed)) < 0.4
-        assert torch.equal(self.of_dense(active).to_dense(), active)
-
-    def test_full_and_partial_blocks(self) -> None:
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        def near(b: Any, h: Any, q: Any, k: Any) -> Any:
-            return (q // 128 - k // 128).abs() <= 1
-
-        def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
-            return q >= k
-
-        mask = create_block_mask(near, None, None, 512, 512, device="cpu")
-        place = torch.arange(4)
-        blocks = BlockMask.from_flex_attention(mask, q_length=512, kv_length=512).to_dense()
-        assert torch.equal(blocks[0, 0], (place[:, None] - place).abs() <= 1)
-        mask = create_block_mask(causal, None, None, 512, 512, device="cpu")
-        with pytest.raises(ValueError, match="mask_mod decides about each query and key"):
-            BlockMask.from_flex_attention(mask, q_length=512, kv_length=512)
-        whole = BlockMask.from_flex_attention(mask, q_length=512, kv_length=512, partial_blocks="whole").to_dense()
-        assert torch.equal(whole[0, 0], place[:, None] >= place)
-
-    def test_a_mask_mod_without_a_name_decides_too(self) -> None:
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        def within(tokens: int, b: Any, h: Any, q: Any, k: Any) -> Any:
-            return (q - k).abs() < tokens
-
-        class Causal:
-            def __call__(self, b: Any, h: Any, q: Any, k: Any) -> Any:
-                return q >= k
-
-        def noop_mask(b: Any, h: Any, q: Any, k: Any) -> Any:  # which is not torch's
-            return q >= k
-
-        for mask_mod in (functools.partial(within, 200), Causal(), noop_mask):
-            mask = create_block_mask(mask_mod, None, None, 512, 512, device="cpu")
-            with pytest.raises(ValueError, match="mask_mod decides about each query and key"):
-                BlockMask.from_flex_attention(mask, q_length=512, kv_length=512)
-
-    def test_what_is_no_mask_is_refused(self) -> None:
-        with pytest.raises(TypeError, match="must be a BlockMask of FlexAttention, got Tensor"):
-            BlockMask.from_flex_attention(torch.ones(2), q_length=1, kv_length=1)
-        with pytest.raises(ValueError, match="partial_blocks must be"):
-            BlockMask.from_flex_attention(None, q_length=1, kv_length=1, partial_blocks="no")

@@ -9,7 +9,6 @@ difference that the noise could explain decides nothing: then the shipped defaul
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations, product
@@ -19,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from ..options import AUTO, EXACT
-from .timings import ORDINARY, PEER, PLAIN, ROTATIONS, Candidate, ErrorsOfKinds, Times, Work
+from .timings import ORDINARY, PEER, PLAIN, Candidate, ErrorsOfKinds, Times, Work
 
 _LEAST_MARGIN = 0.02
 # Another package's error may be above ours by so much: by as much errors vary from draw to draw of the inputs.
@@ -29,7 +28,6 @@ _BLOCK = 128  # keys
 # Queries of a tile: of torch's attentions too.
 _TILE = 128
 _TILES = {("sm90", "precise"): 192}
-_LENGTHS = range(128, (1 << 17) + 1, 16)  # tokens, among which a crossover is looked for
 
 
 class CostModel(NamedTuple):
@@ -258,19 +256,8 @@ class TunedChoices:
         works = [work for work in works if work.kind == ORDINARY] or works
         return max(works, key=lambda work: work.pairs)
 
-    def crossover(self, candidate: Candidate, head_dim: int, heads: int) -> int | None:
-        """The tokens of self-attention from which on no exact attention is faster than `candidate`; None: never."""
-        exact = [other for other in self._candidates if other.mode == EXACT]
-
-        def is_fastest(length: int) -> bool:
-            work = Work(heads, length, length, head_dim)
-            return not any(self.is_faster(other, candidate, work) for other in exact)
-
-        place = bisect_left(_LENGTHS, True, key=is_fastest)
-        return _LENGTHS[place] if place < len(_LENGTHS) else None
-
     def lines(self) -> list[str]:
-        """The table in words: speeds and errors of the longest call of each head_dim, the fastest, and the crossovers.
+        """The table in words: speeds and errors of the longest call of each head_dim, and the fastest.
 
         Candidates that smooth V are left out: that costs little.
         """
@@ -286,10 +273,8 @@ class TunedChoices:
             has_errors = any(self._errors(candidate, head_dim) for candidate in seconds_of)
             unit = "TFLOP/s (relative L2 error)" if has_errors else "TFLOP/s"
             fastest = min(seconds_of, key=seconds_of.__getitem__)
-            crossovers = (self._crossover_in_words(work, rotate) for rotate in ROTATIONS)
             lines.append(
-                f"head_dim {head_dim}, {work.q_length} tokens, {unit}: {speeds}; "
-                f"the fastest is {fastest.words}{''.join(crossovers)}"
+                f"head_dim {head_dim}, {work.q_length} tokens, {unit}: {speeds}; the fastest is {fastest.words}"
             )
         return lines
 
@@ -298,14 +283,3 @@ class TunedChoices:
         formats = {like.pv for like in self._candidates if like.mode == candidate.mode}
         name = f"{candidate.words} ({candidate.pv.upper()})" if len(formats) > 1 else candidate.words
         return f"{name} {work.teraflops(seconds):.0f}" + ("" if error is None else f" ({error:.3f})")
-
-    def _crossover_in_words(self, work: Work, rotate: bool) -> str:
-        """The tokens from which on 8b is faster than exact attention, in words; empty where that was not timed."""
-        fastest = self.fastest_of("8b", work, rotate=rotate)
-        if fastest is None:
-            return ""
-        length = self.crossover(fastest, work.head_dim, work.heads)
-        name = "8b with rotation" if rotate else "8b"
-        if length is None:
-            return f"; exact attention is always faster than {name}"
-        return f"; {name} is faster than exact attention from {length} tokens"

@@ -6,7 +6,6 @@ import csv
 import itertools
 import math
 import random
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,13 +23,11 @@ from .made_up_gpus import (
     FLASH,
     FOUR,
     FOUR_HALF,
-    GPU,
     OWN,
     WORKS,
     h100_times,
     made_up_gpu,
     measured_times,
-    seconds,
 )
 
 
@@ -116,25 +113,6 @@ def test_head_dims_between_and_beyond() -> None:
     assert tuned.seconds(EIGHT, work[160]) is None
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_the_crossover_lies_where_the_times_are_equal(head_dim: int) -> None:
-    """Quantized calls pay for each token, exact ones for each pair."""
-    tuned = choices()
-    length = tuned.crossover(EIGHT_HALF, head_dim, heads=16)
-    assert length is not None and length > 64
-    margin = 1.0 + tuned.margin
-    below, above = (Work(16, n, n, head_dim) for n in (length - 32, length))
-    assert seconds(GPU, CUDNN, below) * margin < seconds(GPU, EIGHT_HALF, below)
-    assert seconds(GPU, CUDNN, above) * margin >= seconds(GPU, EIGHT_HALF, above)
-
-
-def test_no_crossover_where_exact_attention_always_wins() -> None:
-    tuned = choices({EIGHT: 9.0, EIGHT_HALF: 9.0})
-    assert tuned.crossover(EIGHT_HALF, 128, heads=16) is None
-    assert tuned.lines()[-1].endswith("; exact attention is always faster than 8b")
-    assert choices({FLASH: 99.0, CUDNN: 99.0, OWN: 99.0}).crossover(EIGHT, 128, heads=16) is not None
-
-
 def test_the_table_in_words() -> None:
     lines = choices().lines()
     assert len(lines) == 2
@@ -144,7 +122,6 @@ def test_the_table_in_words() -> None:
         "torch-cudnn 164",
         "ComfyUI's own 159",
         "the fastest is 4b with FP16 accumulators",
-        "8b is faster than exact attention from ",
     ):
         assert words in lines[1]  # fmt: skip
 
@@ -309,9 +286,7 @@ def test_rotation_has_its_own_times() -> None:
     assert tuned.is_faster(EIGHT, EIGHT_ROTATED, work)
     smoothed = replace(EIGHT_ROTATED, smooth_v=True)
     assert tuned.seconds(smoothed, work) == tuned.seconds(EIGHT_ROTATED, work)  # was not timed: stands for it
-    line = tuned.lines()[1]
-    plain, turned = (int(n) for n in re.findall(r"faster than exact attention from (\d+) tokens", line))
-    assert "; 8b is faster" in line and "; 8b with rotation is faster" in line and turned > plain
+    assert "8b with rotation " in tuned.lines()[1]
 
 
 KITCHEN = Candidate("comfy-kitchen", PEER)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
-import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import NoReturn
@@ -66,24 +64,6 @@ def print_any_letters() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def in_width(text: str, indent: int) -> str:
-    """`text` with its long lines broken at spaces, where a terminal would break them in the middle of a word.
-
-    An indented line goes on behind `indent` letters, any other one behind two. Where nobody looks at a terminal the
-    text stays as it is: lines of a file or a pipe are searched, and pasted.
-    """
-    if sys.stdout is None or not sys.stdout.isatty():
-        return text
-    width = max(shutil.get_terminal_size().columns, 2 * indent)
-    rows = []
-    for line in text.splitlines():
-        behind = " " * (indent if line.startswith(" ") else 2)
-        rows += textwrap.wrap(
-            line, width, subsequent_indent=behind, break_long_words=False, break_on_hyphens=False
-        ) or [""]
-    return "\n".join(rows)
 
 
 def say(text: str) -> None:

@@ -18,7 +18,7 @@ from .autotune.cost_model import TunedChoices
 from .backends import self_test
 from .backends.kernels import KERNELS
 from .backends.peers import PEERS
-from .command_line import Parser, in_width, say
+from .command_line import Parser, say
 from .dispatch import registry
 from .integrations.sageattention import offer
 from .kernels import loader
@@ -230,5 +230,5 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     times = measure_now if options.measure else remembered
     verdicts = [_verdict(device, mode) for device in devices() for mode in MODES]
-    say(in_width(report(verdicts, times), len(_line("", ""))))
+    say(report(verdicts, times))
     return 0 if any(verdict.chosen for verdict in verdicts) else 1

@@ -54,25 +54,6 @@ def short_name(device: torch.device) -> str:
     return _USUAL_WORDS.sub("", device_name(device)) if device.type == "cuda" else device.type.upper()
 
 
-def gpu_names() -> list[str]:
-    """What the driver's management library calls each GPU of this machine, also where torch cannot use it."""
-    names = []
-    try:
-        library = _driver_library("nvml.dll", "libnvidia-ml.so.1")
-        if library.nvmlInit_v2() != 0:
-            return []
-        count, handle, text = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_buffer(96)
-        library.nvmlDeviceGetCount_v2(ctypes.byref(count))
-        for index in range(count.value):
-            answered = library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0
-            if answered and library.nvmlDeviceGetName(handle, text, len(text)) == 0:
-                names.append(text.value.decode("utf-8", errors="backslashreplace"))
-        library.nvmlShutdown()
-    except (OSError, AttributeError):
-        return []
-    return names
-
-
 def devices() -> list[torch.device]:
     """The GPUs that this torch can use; the CPU where there is none."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -109,12 +90,9 @@ def reason_without_gpu() -> str:
             f"[SA-103] this torch is built for AMD GPUs (ROCm {torch.version.hip}), and the kernels are for NVIDIA GPUs"
         )
     if torch.version.cuda is None:
-        names = " and ".join(dict.fromkeys(gpu_names()))
-        unused = f", so it cannot use the {names}" if names else ""
-        where = "" if names else "on a machine with an NVIDIA GPU "
         return (
-            f"[SA-103] torch {torch.__version__} is built without CUDA{unused}: {where}install a torch with CUDA "
-            "into this Python (https://pytorch.org/get-started)"
+            f"[SA-103] torch {torch.__version__} is built without CUDA: on a machine with an NVIDIA GPU install a "
+            "torch with CUDA into this Python (https://pytorch.org/get-started)"
         )
     try:
         supported = driver_cuda()

@@ -28,7 +28,6 @@ def _import(module: str) -> ModuleType:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command and return its exit status."""
     return run("comfy_sage2", COMMANDS, arguments, _import)
 
 

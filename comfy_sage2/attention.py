@@ -105,7 +105,6 @@ def attention(
 
 @lru_cache(maxsize=64)
 def _routing(backend: str | None) -> Routing:
-    """Made once for a name: each call needs it."""
     return Routing(backend)
 
 

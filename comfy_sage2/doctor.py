@@ -50,7 +50,6 @@ class Verdict:
 
 
 def _driver() -> str:
-    """The driver's version and the newest CUDA it supports."""
     try:
         major, minor = machine.driver_cuda()
     except OSError as error:
@@ -153,7 +152,6 @@ def _cause(device: str, verdicts: list[Verdict]) -> str:
 
 
 def conclusion(verdicts: list[Verdict]) -> str:
-    """All in one line: which kernels run which modes on each device, or why none does and what to do."""
     parts = []
     for device in dict.fromkeys(verdict.device for verdict in verdicts):
         own = [verdict for verdict in verdicts if verdict.device == device]
@@ -187,13 +185,11 @@ def _measured_lines(measure: Callable[[int], TunedChoices | None]) -> Iterator[s
 
 
 def _peer_lines() -> Iterator[str]:
-    """Attentions of other packages, which the nodes can take where they were measured to be faster."""
     for peer in PEERS:
         yield _line(peer.name, _guarded(lambda peer=peer: peer.availability() or f"ready: version {peer.version}"))
 
 
 def _other_packs() -> str:
-    """Who serves packs that import `sageattention`."""
     if offer.other_package() is not None:
         return f"the {offer.NAME} that is installed in this Python"
     backend, reason = offer.serving()
@@ -224,7 +220,6 @@ def report(verdicts: list[Verdict], measure: Callable[[int], TunedChoices | None
 
 
 def main(arguments: list[str]) -> int:
-    """Print the report; 0 when at least one accelerated backend can run, else 1."""
     parser = Parser(prog="python -m comfy_sage2 doctor", description=__doc__)
     parser.add_argument("--measure", action="store_true", help="measure every GPU again, in a few seconds each")
     options = parser.parse_args(arguments)

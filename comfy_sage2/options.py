@@ -20,7 +20,6 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
 
 
 def is_valid_scale(scale: float | None) -> bool:
-    """Whether `scale` is one that AttentionOptions takes, of the types that it takes."""
     return scale is None or 0.0 < scale <= _LARGEST_SCALE
 
 

@@ -32,5 +32,4 @@ def error_text(error: BaseException) -> str:
 
 
 def capitalized(text: str) -> str:
-    """`text` with a capital at its beginning; the rest stays as it is."""
     return text[:1].upper() + text[1:]

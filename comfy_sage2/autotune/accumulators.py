@@ -27,12 +27,10 @@ _GPUS = (
 
 
 def mode_has_accumulator(mode: str, pv_accumulator: str) -> bool:
-    """Whether some kernels have this accumulator in this mode."""
     return mode != EXACT or pv_accumulator == "fp32"
 
 
 def pv_has_accumulator(pv: str, pv_accumulator: str) -> bool:
-    """Whether some kernels have this accumulator for this format."""
     return pv in (AUTO, *FLOAT_PV) or pv_accumulator == "fp32"
 
 

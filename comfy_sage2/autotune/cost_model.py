@@ -45,7 +45,6 @@ class CostModel(NamedTuple):
     tiles: Tiles | None = None
 
     def seconds(self, work: Work) -> float:
-        """Predicted seconds of a call of this size."""
         return sum(part * count for part, count in zip(self.parts, _terms(work, self.tiles), strict=True))
 
     @classmethod
@@ -159,7 +158,6 @@ class TunedChoices:
 
     @property
     def peers(self) -> list[Candidate]:
-        """The attentions of other packages that were timed."""
         return [candidate for candidate in self._candidates if candidate.mode == PEER]
 
     def is_faster(self, candidate: Candidate, other: Candidate, work: Work) -> bool:

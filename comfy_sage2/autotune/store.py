@@ -24,7 +24,6 @@ def changed() -> None:
 
 
 def keep(index: int, choices: TunedChoices) -> None:
-    """Set the choices for GPU `index`."""
     _choices[index] = choices
     changed()
 

@@ -111,7 +111,6 @@ class Work:
 
     @property
     def pairs(self) -> float:
-        """Pairs of a query and a key over all heads."""
         return self.heads * self.q_length * self.kv_length * (0.5 if self.is_causal else 1.0)
 
     def teraflops(self, seconds: float) -> float:

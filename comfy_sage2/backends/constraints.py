@@ -101,8 +101,6 @@ _WITHOUT_KERNELS: dict[tuple[int, int] | int, str] = {
 
 
 def capability_is(*supported: tuple[int, int]) -> Constraint:
-    """The GPU's compute capability is one of `supported`."""
-
     def check(signature: CallSignature) -> str | None:
         if signature.capability in supported:
             return None
@@ -134,8 +132,6 @@ def capability_from(*least: int) -> Constraint:
 
 
 def option_is(name: str, *supported: object) -> Constraint:
-    """The option called `name` has one of the values `supported`."""
-
     def check(signature: CallSignature) -> str | None:
         value = getattr(signature.options, name)
         if value in supported:

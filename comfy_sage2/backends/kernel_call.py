@@ -99,7 +99,6 @@ class KernelCall(BoundCall):
 
     @property
     def whole(self) -> Launches:
-        """The launches of the call in one part."""
         return self._launches[self._unreadable].whole
 
     def launches_of_slice(self, first: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Launches:
@@ -155,7 +154,6 @@ class KernelCall(BoundCall):
         return None if self._lse_shape is None else like.new_empty(self._lse_shape, dtype=torch.float32)
 
     def finished(self, out: torch.Tensor, lse: torch.Tensor | None) -> Result:
-        """The result from what the kernels wrote."""
         if lse is not None and self.signature.mask_dtype in _MASKS_BEYOND_LOG2:
             cut_lse(lse, self.signature.mask_dtype)
         head_dim = self.signature.head_dim

@@ -142,7 +142,6 @@ def _suiting(signature: CallSignature, products: Sequence[Product]) -> Sequence[
 
 
 def _reason_against_product(signature: CallSignature, products: Sequence[Product]) -> str | None:
-    """Why none of `products` is what `signature` asks for, or None."""
     if _suiting(signature, products):
         return None
     formats = dict.fromkeys(pv for _, pv in products)

@@ -74,7 +74,6 @@ class Launches:
 
     @cached_property
     def whole(self) -> Launches:
-        """The call in one part."""
         if len(self.parts) == 1:
             return self
         return Launches(self._module, self._signature, self._views, sys.maxsize)

@@ -138,7 +138,6 @@ class PeerCall(BoundCall):
         return self._guarded(function, q, k, v, mask_4d(optional.attn_mask), self._signature)
 
     def _guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `function`. Whatever it raises, except a lack of memory, becomes a RuntimeError."""
         try:
             return function(*arguments)
         except torch.cuda.OutOfMemoryError:

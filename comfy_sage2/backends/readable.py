@@ -25,7 +25,6 @@ def is_readable(form: TensorForm) -> bool:
 
 
 def padded_channels(head_dim: int) -> int:
-    """`head_dim` rounded up to a multiple of CHANNEL_MULTIPLE."""
     return head_dim + -head_dim % CHANNEL_MULTIPLE
 
 

@@ -133,7 +133,6 @@ class Result(NamedTuple):
 
     @property
     def reason(self) -> str | None:
-        """What was wrong in a line, or None."""
         if not self.wrong:
             return None
         return self.wrong[0] + f" ({len(self.wrong)} of {self.calls} calls)" * (len(self.wrong) > 1)

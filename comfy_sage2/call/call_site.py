@@ -15,7 +15,6 @@ def indexed_name(number: int) -> str:
 
 
 def is_indexed(name: str) -> bool:
-    """Whether `indexed_name` made this name."""
     return name.startswith(_INDEXED)
 
 

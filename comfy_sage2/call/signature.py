@@ -26,12 +26,10 @@ class TensorForm(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorForm:
-        """The form of `tensor`."""
         return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
     @classmethod
     def contiguous(cls, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> TensorForm:
-        """The form of a contiguous tensor."""
         strides = [1]
         for size in reversed(shape[1:]):
             strides.insert(0, strides[0] * size)
@@ -39,12 +37,10 @@ class TensorForm(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of the tensor's elements."""
         return self.shape.numel() * self.dtype.itemsize
 
 
 def require_tensors(q: object, k: object, v: object) -> None:
-    """Raise TypeError unless all three are tensors."""
     for name, tensor in zip("qkv", (q, k, v), strict=True):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"[SA-201] {name} must be a torch.Tensor, got {type(tensor).__name__}")
@@ -203,7 +199,6 @@ class CallSignature(NamedTuple):
 
     @property
     def mask_shape(self) -> tuple[int, ...] | None:
-        """4-D, 1 where the mask broadcasts; None without a mask."""
         mask = self.attn_mask
         return None if mask is None else (1,) * (4 - len(mask.shape)) + tuple(mask.shape)
 
@@ -213,7 +208,6 @@ class CallSignature(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """The softmax scale, 1/sqrt(head_dim) unless `options` has one."""
         return 1.0 / math.sqrt(self.head_dim) if self.options.scale is None else self.options.scale
 
     @property

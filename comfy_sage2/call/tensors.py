@@ -26,7 +26,6 @@ def overrides_torch(tensor: torch.Tensor) -> bool:
 
 
 def require_mask(attn_mask: object) -> None:
-    """TypeError for a mask that is neither a tensor nor None."""
     if attn_mask is not None and not isinstance(attn_mask, torch.Tensor):
         raise TypeError(f"[SA-204] attn_mask must be a torch.Tensor or None, got {type(attn_mask).__name__}")
 
@@ -86,7 +85,6 @@ NO_TENSORS = OptionalTensors()
 
 
 def mask_4d(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """A mask with the dimensions that it lacks in front, of size 1."""
     while mask is not None and mask.dim() < 4:
         mask = mask.unsqueeze(0)
     return mask

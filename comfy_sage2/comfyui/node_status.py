@@ -77,7 +77,6 @@ class NodeStatus:
                 yield entry
 
     def of_workflow(self, workflow: str) -> list[Entry]:
-        """What the nodes of a workflow have said."""
         with self._lock:
             return [dict(entry) for (number, _), entry in self._entries.items() if number == workflow]
 

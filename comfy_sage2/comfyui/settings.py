@@ -109,7 +109,6 @@ class Settings:
             )
 
     def options(self, mode: str) -> AttentionOptions:
-        """The options of calls in `mode`, which is one of `AttentionOptions`."""
         if mode == EXACT:
             return AttentionOptions(EXACT)
         # V is not quantized in "precise": there is nothing to smooth.

@@ -99,7 +99,6 @@ def needs_derivative(*tensors: torch.Tensor) -> bool:
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:
-    """Whether forward-mode automatic differentiation goes through `tensor`."""
     return forward_ad.unpack_dual(tensor).tangent is not None
 
 

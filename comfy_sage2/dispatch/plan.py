@@ -284,7 +284,6 @@ def _beside_peers(signature: CallSignature, chosen: Backend, planned: CallPlan, 
 
 
 def _unless_own_is_faster(routing: Routing, planned: CallPlan, choices: TunedChoices) -> CallPlan | Refusal:
-    """`planned`, or a refusal where the caller's own attention was measured to be faster."""
     work = Work.of(planned.signature)
     if not (routing.where_faster and routing.own_is_torchs) or work is None:
         return planned

@@ -37,7 +37,6 @@ def candidates(signature: CallSignature) -> tuple[Backend, ...]:
 
 
 def kernels() -> tuple[Backend, ...]:
-    """The accelerated backends that quantize."""
     return tuple(backend for backend in BACKENDS if backend.accelerated and any(map(backend.is_for, MODES)))
 
 

@@ -156,7 +156,6 @@ class Patch:
         return answering
 
     def count_fallback(self, reason: str) -> None:
-        """Count a call that is left to torch."""
         self.fallbacks[reason] += 1
 
     def planned(self, inputs: CallTensors, is_causal: bool, scale: float | None) -> torch.Tensor | None:

@@ -49,7 +49,6 @@ class BundledWheel:
 
     @property
     def fits(self) -> bool:
-        """Whether it is for this system."""
         own = sysconfig.get_platform().replace("-", "_")
         return self.platform == "any" or re.sub(r"^manylinux_\d+_\d+", "linux", self.platform) == own
 

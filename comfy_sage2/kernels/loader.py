@@ -61,7 +61,6 @@ def load(architecture: str) -> ModuleType:
 
 
 def describe(module: ModuleType) -> str:
-    """A module's version and ABI, in words."""
     return f"version {getattr(module, 'version', 'unknown')}, ABI {getattr(module, 'abi_version', 'unknown')}"
 
 

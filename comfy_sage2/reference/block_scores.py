@@ -87,7 +87,6 @@ def _sums_of_blocks(of_pools: torch.Tensor) -> torch.Tensor:
 
 
 def dtype_of(x: torch.Tensor) -> torch.dtype:
-    """The dtype in which `x` is computed: float64 for float64, else float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 

@@ -125,7 +125,6 @@ class ReferenceOptions:
         return numerics
 
     def of_heads(self, *, rotated: bool) -> ReferenceOptions:
-        """Those of the heads that are rotated, or of the others."""
         if not (rotated and self.clip_rotated):
             return replace(self, rotate=rotated)
         return replace(self, rotate=True, qk_format=INT4_CLIPPED, groups=replace(self.groups, q="token"))

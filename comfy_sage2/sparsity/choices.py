@@ -198,7 +198,6 @@ class BlockChoices:
             figures.forget(moment)
 
     def clear(self) -> None:
-        """Drop all choices; the figures stay."""
         self._choices.clear()
 
 

@@ -106,7 +106,6 @@ class Sparse:
     def block_mask(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: AttentionOptions, optional: OptionalTensors
     ) -> BlockMask | None:
-        """The mask of `blocks`."""
         blocks = self.blocks(q, k, v, options, optional)
         return None if blocks is None else blocks.mask
 

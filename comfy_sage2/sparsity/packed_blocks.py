@@ -31,7 +31,6 @@ class PackedBlocks:
         self._on_host.start(torch.stack(figures))
 
     def unpacked(self) -> Blocks:
-        """As they were."""
         bits: torch.Tensor = self._packed[..., None] & _weights(self._packed.device)
         return Blocks(bits.ne(0).flatten(3)[..., : self._count], self._by_tail)
 

@@ -15,12 +15,10 @@ _SYSTEM_FOLDER_ONLY = 0x800  # LOAD_LIBRARY_SEARCH_SYSTEM32
 
 
 def python() -> str:
-    """Python's version and the system it runs on."""
     return f"{platform.python_version()} on {platform.system()} {platform.machine()}"
 
 
 def torch_build() -> str:
-    """torch's version and the CUDA that it was built for."""
     cuda = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     return f"{torch.__version__}, {cuda}"
 
@@ -55,7 +53,6 @@ def short_name(device: torch.device) -> str:
 
 
 def devices() -> list[torch.device]:
-    """The GPUs that this torch can use; the CPU where there is none."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
 

@@ -80,7 +80,6 @@ def ensure_timed(device: torch.device, progress: Progress = unseen) -> None:
 
 
 def remembered(index: int) -> TunedChoices | None:
-    """The choices for GPU `index` from an earlier measurement, or None."""
     document = user_cache_file().get(_key(index))
     if document is None:
         return None
@@ -117,7 +116,6 @@ def _measured(index: int, progress: Progress = unseen) -> TunedChoices:
 
 
 def rounds_on(index: int, clock: GpuClock) -> tuple[Rounds, dict[Candidate, float]]:
-    """Seconds of every candidate on GPU `index`, which must be the current device, and on the host."""
     deadline = clock.now() + _SECONDS
     heads = _heads_of(index)
     inputs = Inputs(torch.device("cuda", index), heads)

@@ -67,7 +67,6 @@ class GpuClock:
         return float(start.elapsed_time(end)) / 1e3 / calls
 
     def now(self) -> float:
-        """Seconds from some moment on, of the time that the user waits."""
         return time.perf_counter()
 
 

@@ -152,7 +152,6 @@ class AttentionCall:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Tokens of q, and of k and v."""
         tokens = 2 if self.skip_reshape else 1
         return self.q.shape[tokens], self.k.shape[tokens]
 
@@ -225,7 +224,6 @@ class AttentionCall:
         return self.mask[None, None] if self.mask.ndim == 2 else self.mask[:, None]
 
     def as_bhnd(self, out: torch.Tensor) -> torch.Tensor:
-        """`output` as (B, H, N, D)."""
         return out if self.skip_output_reshape else out.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def output(self, out: torch.Tensor) -> torch.Tensor:

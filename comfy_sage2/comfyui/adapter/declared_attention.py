@@ -90,7 +90,6 @@ class DeclaredLayers:
 
     @property
     def label(self) -> str:
-        """What is asked for and available, in words."""
         return ", ".join(self.served)
 
 

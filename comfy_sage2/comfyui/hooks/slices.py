@@ -65,7 +65,6 @@ def _attention_modules(session: Session, model: Any) -> Iterator[Any]:
 
 
 def _in_slices(module: Any) -> Callable[..., torch.Tensor]:
-    """The forward function of an attention module, in slices."""
     whole: Callable[..., torch.Tensor] = module.forward
 
     def forward(x: torch.Tensor, rope_freqs: Any = None, transformer_options: Any = None) -> torch.Tensor:

@@ -34,7 +34,6 @@ def _input(name: str, tooltip: str, display_name: str | None = None) -> io.Input
 
 
 def sage_attention_2() -> io.Schema:
-    """*SageAttention2*."""
     return schema(
         node_id="SageAttention2",
         display_name="SageAttention2",
@@ -84,7 +83,6 @@ def sage_attention_2() -> io.Schema:
 
 
 def sage_attention_2_options() -> io.Schema:
-    """*SageAttention2 Options*."""
     return schema(
         node_id="SageAttention2Options",
         display_name="SageAttention2 Options",
@@ -143,7 +141,6 @@ def sage_attention_2_options() -> io.Schema:
 
 
 def sage_attention_2_report() -> io.Schema:
-    """*SageAttention2 Report*."""
     return schema(
         node_id="SageAttention2Report",
         display_name="SageAttention2 Report",

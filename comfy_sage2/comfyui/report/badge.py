@@ -11,7 +11,6 @@ from .verdict import LITTLE, largest, quantized_mode, sampling_ratio, times
 
 
 def badge(session: Session) -> Badge:
-    """The badge of a node before or after a sampling."""
     dispatcher = session.dispatcher
     gpu = None if dispatcher.device is None else machine.short_name(dispatcher.device)
     if dispatcher.settings.mode == "off":

@@ -88,7 +88,6 @@ def draw(sessions: list[Session], run: str | None = None) -> tuple[Image.Image, 
 
 
 def figures(summary: Summary) -> tuple[Figure, Figure, Figure]:
-    """Speed, closeness to full precision, and who computed most of the attention."""
     return _speed(summary), _closeness(summary), _computed_by(summary)
 
 

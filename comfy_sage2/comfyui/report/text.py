@@ -42,7 +42,6 @@ _STAND_IN = "Start ComfyUI with --use-sage-attention, and this pack computes wha
 
 
 def _headline(summary: Summary) -> str:
-    """Who computed how many of the calls, in one line."""
     calls_of: Counter[str] = Counter()
     for share in summary.shares:
         calls_of[computed_by(share.decision)] += share.calls
@@ -196,7 +195,6 @@ def report(sessions: list[Session], prompt: str | None = None, *, wants_quality:
 
 
 def _steps(summary: Summary) -> list[str]:
-    """In which of the sampler's steps this node computed calls, where it was not all of them."""
     served = sorted({step + 1 for (_, step), decision in summary.cells.items() if decision.backend is not None})
     if not served or len(served) == summary.steps:
         return []
@@ -282,7 +280,6 @@ def _tails(layer: LayerSparsity) -> str:
 
 
 def _counted(steps: Iterable[int]) -> str:
-    """Steps as people count them, from 1."""
     counts = Counter(step + 1 for step in steps)
     return ", ".join(f"{step} ({count} times)" if count > 1 else str(step) for step, count in counts.items())
 

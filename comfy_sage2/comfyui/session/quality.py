@@ -47,7 +47,6 @@ def compare(
     record: Recorder,
     warn: Callable[[str], None],
 ) -> None:
-    """Record how close the output of a call is to full precision."""
     try:
         with memory.unrecorded():
             tensors = (call.as_bhnd(out), *call.tensors("BHND"))

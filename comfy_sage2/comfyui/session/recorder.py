@@ -108,7 +108,6 @@ class Recorder:
             self._entries.append(_Entry(layer, step, decision, timer, work))
 
     def add_agreement(self, layer: int, step: int, agreement: torch.Tensor) -> None:
-        """Add the agreement with full precision, as `metrics.compare` gives it, of a call's output."""
         with self._lock:
             if self._runs:
                 self._agreement.setdefault((layer, step), []).append(agreement)

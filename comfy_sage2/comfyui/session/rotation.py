@@ -84,7 +84,6 @@ class _Site:
         self._known: Decision | None = None  # how calls are served since the answer has arrived
 
     def note_choice(self, step: int) -> None:
-        """The heads are chosen by a call that was made in this step."""
         self.chosen_in, self._copy, self._known = step, self._board.note_choice(), None
 
     def decided(self, step: int) -> Decision:
@@ -152,7 +151,6 @@ class Rotations:
             of_site.note_choice(site.step)
 
     def end_pass(self, device: torch.device | None) -> None:
-        """A pass on `device` is through."""
         board = None if device is None else self._boards.get(device)
         if board is not None and device is not None and can_read_back(device):
             board.end_pass()

@@ -114,7 +114,6 @@ class Session:
         return bool(self.declared.served) and is_first
 
     def begin_pass(self, sigma: float, device: torch.device, transformer_options: dict[str, Any]) -> ModelPass:
-        """A forward pass at noise level `sigma` starts on `device`."""
         self.record.begin_pass(start_timer(device), device)
         step = self._schedule.step(sigma, self.evaluations)
         model_pass = ModelPass(self, step, transformer_options, self.evaluations, device=device)
@@ -258,7 +257,6 @@ class Session:
         return out
 
     def _chosen(self, call: AttentionCall, site: CallSite) -> tuple[Decision, torch.Tensor | None]:
-        """How a call is served, and its rotated heads."""
         chosen, rotations = self.dispatcher.choose(call, site), self.dispatcher.rotations
         return (chosen, None) if rotations is None else rotations.decided(chosen, site)
 
@@ -271,7 +269,6 @@ class Session:
         model_pass: ModelPass,
         device: torch.device,
     ) -> None:
-        """A call of the pass on `device` is computed."""
         if decision.plan is not None and self._follows_node:
             self._tell_earlier_nodes(model_pass)
         self.record.add(site.layer, site.step, decision, timer, work=work)

@@ -52,12 +52,10 @@ class LayerSparsity:
 
     @property
     def computed(self) -> float:
-        """Share of the blocks that the calls computed."""
         return sum(self.head_shares) / len(self.head_shares)
 
     @property
     def error(self) -> float:
-        """The largest error of a head."""
         return _largest(self.head_errors) or 0.0
 
 
@@ -132,7 +130,6 @@ class BlockSparsity:
     def _attend(
         self, call: AttentionCall, dense: CallPlan, optional: OptionalTensors, site: CallSite, model_pass: ModelPass
     ) -> torch.Tensor | str:
-        """The output, or why all blocks are to be computed."""
         if dense.options.mode == EXACT:
             text = "[SA-318] an exact attention computes them and leaves out no key blocks"
             return text if dense.reason is None else f"{text}: {dense.reason}"
@@ -185,7 +182,6 @@ class BlockSparsity:
         return None
 
     def layers(self) -> dict[int, LayerSparsity]:
-        """What became of each layer's blocks; waits for the device."""
         layers = {}
         for layer, figures in sorted(self._choices.figures.copy().items()):
             shares, errors, tails, outdated = (

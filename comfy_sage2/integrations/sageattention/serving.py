@@ -50,7 +50,6 @@ class CallCounts:
         self._reasons: Counter[str] = Counter()
 
     def count(self, served_by: str, reason: str | None) -> None:
-        """Count one call; the first one by a backend, and each new `reason` why torch served, go to the log."""
         with self._lock:
             self._served[served_by] += 1
             is_first = self._served[served_by] == 1

@@ -18,7 +18,7 @@ from ...text import capitalized
 from ..session.guard import FULL_PRECISION, Guard
 from ..session.record import NO_PASS, Sampling, Share, Summary
 from ..session.session import Session
-from ..session.sparsity import BlockSparsity, LayerSparsity
+from ..session.sparsity import BlockSparsity
 from .verdict import compared_speed, computed_by, layer_means, sampling_ratio, times, verdict
 
 NOT_PATCHED = (
@@ -253,30 +253,18 @@ def _skipped(sparsity: BlockSparsity | None, summary: Summary) -> list[str]:
     computed = f"{share:.1%} of the blocks of {calls} calls were computed" if calls else "none"
     lines = [f"Key blocks skipped (sparse {sparsity.level}): {computed}"]
     for number, layer in layers.items():
-        speed = summary.skip_speeds.get(number)
-        faster = "" if speed is None else f" ({compared_speed(speed.ratio)} than its dense calls)"
-        outdated = layer.outdated_error
+        shares, outdated = layer.head_shares, layer.outdated_error
+        least, most = (choose(range(len(shares)), key=shares.__getitem__) for choose in (min, max))
+        heads = f", {shares[least]:.0%} (head {least}) to {shares[most]:.0%} (head {most})" if len(shares) > 1 else ""
+        tails = f", the others by their means in {layer.tails} of {len(shares)} heads" if layer.tails else ""
         later = "" if outdated is None else f", {outdated:.4f} just before the next choice of blocks"
         lines.append(
             f"  {summary.layer_name(number)}: {layer.computed:.1%} of the blocks computed in {layer.calls} sparse calls"
-            f"{faster}{_of_heads(layer)}{_tails(layer)}; relative L2 error of the worst head {layer.error:.4f} in the "
+            f"{heads}{tails}; relative L2 error of the worst head {layer.error:.4f} in the "
             f"{layer.choices} calls that chose the blocks, {sum(layer.head_errors) / len(layer.head_errors):.4f} on "
             f"average{later}"
         )
     return lines + [f"  {calls} calls computed all key blocks: {reason}" for reason, calls in sparsity.reasons.items()]
-
-
-def _of_heads(layer: LayerSparsity) -> str:
-    """The heads that computed the fewest and the most of their blocks, where there are several."""
-    shares = layer.head_shares
-    if len(shares) == 1:
-        return ""
-    least, most = (choose(range(len(shares)), key=shares.__getitem__) for choose in (min, max))
-    return f", {shares[least]:.0%} (head {least}) to {shares[most]:.0%} (head {most})"
-
-
-def _tails(layer: LayerSparsity) -> str:
-    return f", the others by their means in {layer.tails} of {len(layer.head_shares)} heads" if layer.tails else ""
 
 
 def _counted(steps: Iterable[int]) -> str:

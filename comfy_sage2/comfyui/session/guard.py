@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from ...backends.base import flag_nonfinite
+from ...call.call_site import CallSite
 
 log = logging.getLogger("comfy_sage2")
 
@@ -39,6 +40,7 @@ class Downgrade:
     """A layer that the guard took out of use.
 
     Attributes:
+        site: of the call that failed first.
         served_by: backend and mode that gave the result; both of them where a second one failed too.
         recomputed_by: in words, who computed the call again: a backend with its mode, FULL_PRECISION, or an earlier
             node's attention.
@@ -46,9 +48,7 @@ class Downgrade:
         in_precise: whether that was a backend in mode precise.
     """
 
-    layer: int
-    name: str
-    step: int
+    site: CallSite
     served_by: str
     recomputed_by: str
     is_finite: bool
@@ -56,7 +56,7 @@ class Downgrade:
 
     @property
     def text(self) -> str:
-        text = f"{self.name} gave NaN or infinity in step {self.step + 1} ({self.served_by})"
+        text = f"{self.site.name} gave NaN or infinity in step {self.site.step + 1} ({self.served_by})"
         if self.is_finite:
             return f"{text}; {self.recomputed_by} computed it again, and computes this layer until the sampling ends"
         text = f"[SA-313] {text}; {self.recomputed_by} gave NaN or infinity too"
@@ -102,9 +102,9 @@ class Guard:
         """
         if not self.downgraded:
             log.warning("SageAttention2: guard: %s (the report lists further layers)", failed.text)
-        known = self.downgraded.get(failed.layer)
+        known = self.downgraded.get(failed.site.layer)
         if known is None or known.in_precise:
-            self.downgraded[failed.layer] = failed
+            self.downgraded[failed.site.layer] = failed
 
     @property
     def downgrades(self) -> tuple[Downgrade, ...]:

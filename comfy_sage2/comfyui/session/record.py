@@ -131,7 +131,6 @@ class Summary:
         timed: whether calls were timed; else the seconds of `shares` are 0.
         timed_calls: how many. The others count as the mean of those of equal work and decision.
         calls_without_time: of these others, those like which none was timed; no seconds have them in.
-        skip_speeds: layer -> its calls that skipped key blocks beside those that computed all, where there were both.
         peak: of the largest call of a backend, by its sizes: bytes of its q, k, v, output and scratch memory, and those
             of ComfyUI's default. None where no backend tells them.
     """
@@ -152,7 +151,6 @@ class Summary:
     timed: bool = True
     timed_calls: int = 0
     calls_without_time: int = 0
-    skip_speeds: Mapping[int, SpeedComparison] = field(default_factory=dict)
     peak: tuple[int, int] | None = None
 
     def layer_name(self, layer: int) -> str:

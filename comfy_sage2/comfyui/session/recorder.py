@@ -138,25 +138,16 @@ class Recorder:
         seconds: defaultdict[Decision, float] = defaultdict(float)
         served: Times = []
         comfyui: Times = [(work, timer.seconds()) for work, timer in comparisons]
-        by_skip: defaultdict[tuple[int, bool], Times] = defaultdict(list)
         of_each = _elapsed(entries)
-        for (layer, _, decision, _, work), elapsed in zip(entries, of_each, strict=True):
+        for (_, _, decision, _, work), elapsed in zip(entries, of_each, strict=True):
             if elapsed is None:
                 continue
             seconds[decision] += elapsed
-            if work is not None and decision.backend is None:
-                comfyui.append((work, elapsed))
-            elif work is not None:
-                served.append((work, elapsed))
-                by_skip[layer, decision.skips].append((work, elapsed))
+            if work is not None:
+                (comfyui if decision.backend is None else served).append((work, elapsed))
         calls = Counter(entry.decision for entry in entries)
         shares = [Share(decision, count, seconds[decision]) for decision, count in calls.items()]
         shares.sort(key=lambda share: (share.decision.backend is None, -share.calls))
-        skipped = {
-            layer: _compared(times, by_skip.get((layer, False), []), devices)
-            for (layer, skips), times in sorted(by_skip.items())
-            if skips
-        }
         return Summary(
             steps=steps,
             layers=1 + max((entry.layer for entry in entries), default=-1),
@@ -169,7 +160,6 @@ class Recorder:
             silent_passes=sum(not count for count, _ in passes),
             fewer_calls=_fewer_calls(passes),
             speed=_compared(served, comfyui, devices),
-            skip_speeds={layer: speed for layer, speed in skipped.items() if speed is not None},
             devices=devices,
             sampling=sampling,
             timed=timed,

@@ -15,41 +15,31 @@ from ...options import EXACT
 from ...text import error_text
 from ..adapter.attention_call import AttentionCall, Fallback
 from . import guard, model_passes
-from .dispatcher import Dispatcher
 from .model_passes import ModelPass
 from .record import Decision
+from .sparsity import BlockSparsity
 
 
 def compute(
-    dispatcher: Dispatcher,
     call: AttentionCall,
     decision: Decision,
     site: CallSite,
     model_pass: ModelPass,
     fallback: Fallback,
-    *,
-    rotated_heads: torch.Tensor | None = None,
-    keeps_inputs: bool = False,
+    rotated_heads: torch.Tensor | None,
 ) -> tuple[torch.Tensor, Decision, Sequence[str]]:
     """The output of `call` as the caller expects it, who computed it, and who gave values that are not finite.
 
     It is computed as `decision` says; by `fallback` when no backend is to, or it fails, or the guard objects. Where
-    the guard objects a more exact mode is tried before. rotated_heads: of `OptionalTensors`, for the plan of
-    `decision`. keeps_inputs: q, k and v are looked at afterwards.
+    the guard objects a more exact mode is tried before, with all key blocks. rotated_heads: of `OptionalTensors`, for
+    the plan of `decision`.
     """
     broken: list[str] = []
+    dispatcher = model_pass.session.dispatcher
     while decision.plan is not None:
         try:
-            out, served, is_finite = _by_plan(
-                dispatcher,
-                call,
-                decision,
-                site,
-                model_pass,
-                None if broken else rotated_heads,
-                keeps_inputs=keeps_inputs,
-                all_blocks=bool(broken),
-            )
+            heads, sparsity = (None, None) if broken else (rotated_heads, dispatcher.sparsity)
+            out, served, is_finite = _by_plan(call, decision, site, model_pass, heads, sparsity)
         except torch.cuda.OutOfMemoryError:
             raise  # ComfyUI frees memory and tells the user
         except (RuntimeError, ValueError) as error:
@@ -93,21 +83,19 @@ def compute_slices(
 
 
 def _by_plan(
-    dispatcher: Dispatcher,
     call: AttentionCall,
     decision: Decision,
     site: CallSite,
     model_pass: ModelPass,
     rotated_heads: torch.Tensor | None,
-    *,
-    keeps_inputs: bool,
-    all_blocks: bool,
+    sparsity: BlockSparsity | None,
 ) -> tuple[torch.Tensor, Decision, bool]:
     """The output as the caller expects it, how it was made, and whether it is finite where the guard looks at once.
 
     Inputs in containers that nobody needs later are released as soon as the backend has quantized them.
     """
-    plan, checks = decision.plan, dispatcher.guard
+    session, plan = model_pass.session, decision.plan
+    checks = session.dispatcher.guard
     assert plan is not None
     flag, looks = None, False
     # An exact attention's NaN are the model's own, as ComfyUI's are: nothing else could compute the call better.
@@ -118,14 +106,13 @@ def _by_plan(
     optional = NO_TENSORS
     if not (mask is None and flag is None and rotated_heads is None):
         optional = OptionalTensors(mask, None, flag, None, rotated_heads)
-    sparsity = None if all_blocks else dispatcher.sparsity
     sparse = None if sparsity is None else sparsity.attend(call, plan, optional, site, model_pass, checks)
     if sparse is not None:
         out, decision = call.output(sparse), replace(decision, skips=True)
     elif has_observer(call.q, call.k, call.v, mask):
         out = call.output(run(plan, *call.tensors(), optional)[0])
     else:
-        if call.containers and not looks and not keeps_inputs:
+        if call.containers and not looks and not session.measures_quality:
             attend = plan.prequantize(*call.tensors(), optional)
             if attend is not None:
                 form = call.form

@@ -227,30 +227,24 @@ class Session:
         chosen, rotated_heads = self._chosen(call, site)
         work = self._timed_work(call, chosen, fallback)
         timer = self._start_timer(model_pass, device)
-        out, decision, broken = compute(
-            self.dispatcher,
-            call,
-            chosen,
-            site,
-            model_pass,
-            fallback,
-            rotated_heads=rotated_heads,
-            keeps_inputs=self.measures_quality,
-        )
+        out, decision, broken = compute(call, chosen, site, model_pass, fallback, rotated_heads)
         if rotations is not None and rotated_heads is not None and not broken and decision.plan is chosen.plan:
             rotations.ran(chosen, site)
         if timer is not NO_TIMER:
             timer.stop()
         if broken or (decision.plan is None and chosen.plan is not None):
             work = None  # computed twice, or a backend tried
-        if broken and self.dispatcher.guard is not None:
-            self.dispatcher.guard.downgrade(self._downgrade(call, site, out, decision, broken))
         if decision.plan is None:
             owner = self._previous_owner()
             if owner is not None:
                 work = None  # the time says nothing about the attention that the model has without nodes
             by = owner or call.declared
             decision = decision if by is None else replace(decision, by=by)
+        if broken and self.dispatcher.guard is not None:
+            again = decision.plan is not None
+            by = decision.label if again else decision.by or guard.FULL_PRECISION
+            is_finite = again or guard.is_finite(out)
+            self.dispatcher.guard.downgrade(Downgrade(site, ", then ".join(broken), by, is_finite, in_precise=again))
         self._note(decision, site, timer, work, model_pass, device)
         if self.measures_quality and decision.plan is not None:
             quality.compare(call, out, site, model_pass, self.record, self.dispatcher.warn_once)
@@ -284,22 +278,19 @@ class Session:
                 session.record.layer_of(earlier_pass.count_too(model_pass))
             session = getattr(session.previous, "session", None)
 
-    def _downgrade(
-        self, call: AttentionCall, site: CallSite, out: torch.Tensor, decision: Decision, broken: Sequence[str]
-    ) -> Downgrade:
-        """What the guard learns of a layer whose output was not finite: `broken` and then `decision` computed it."""
-        again = decision.plan is not None
-        by = decision.label if again else self._previous_owner() or call.declared or guard.FULL_PRECISION
-        is_finite = again or guard.is_finite(out)
-        return Downgrade(site.layer, site.name, site.step, ", then ".join(broken), by, is_finite, in_precise=again)
-
     def _timed_work(self, call: AttentionCall, chosen: Decision, fallback: Fallback) -> Hashable | None:
-        """`_work_of` a call that is about to be computed; ComfyUI's attention, `fallback`, is timed where it is wanted.
+        """Groups calls whose times are comparable. None if no report is connected, or the call fits no backend.
 
-        What an earlier node takes is not its time.
+        ComfyUI's attention, `fallback`, is timed where it is wanted; what an earlier node takes is not its time.
         """
-        work = self._work_of(call, chosen)
-        may = work is not None and chosen.plan is not None and self.previous is None
+        if not self.record.times_calls:
+            return None
+        work: Hashable | None = call.form.work_key if chosen.plan is None else chosen.plan.work_key
+        if work is None:
+            return None
+        if call.declared is not None:  # layers whose file asks for another attention are compared with that one
+            work = work, call.declared
+        may = chosen.plan is not None and self.previous is None
         if may and self.record.wants_comparison(work) and model_passes.can_read_back(call.q.device):
             quality.time_comfyui(call, fallback, work, self.record, self.dispatcher.warn_once)
         return work
@@ -307,14 +298,6 @@ class Session:
     def _start_timer(self, model_pass: ModelPass, device: torch.device) -> Timer:
         """Start measuring a call on `device`, if it is in the sample of those that a report reads."""
         return start_timer(device) if self.record.times_step(model_pass.step) else NO_TIMER
-
-    def _work_of(self, call: AttentionCall, chosen: Decision) -> Hashable | None:
-        """Groups calls whose times are comparable. None if no report is connected, or the call fits no backend."""
-        if not self.record.times_calls:
-            return None
-        work = call.form.work_key if chosen.plan is None else chosen.plan.work_key
-        # Layers whose file asks for another attention are compared with that one.
-        return work if call.declared is None or work is None else (work, call.declared)
 
     def watcher(self, taken_by: Override, make: Callable[[], Override]) -> Override:
         """What `make` gives for `taken_by`; the same for the same, as compiled code may have it among its guards."""

@@ -10,6 +10,7 @@ import torch
 
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PEER, Candidate, Times, Work
+from comfy_sage2.call.call_site import CallSite
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.guard import Downgrade
@@ -95,5 +96,7 @@ def test_a_layer_that_the_guard_downgraded_is_precise(gpu: Callable[..., None]) 
     session = session_on_cpu(guard=True)
     guard = session.dispatcher.guard
     assert guard is not None
-    guard.downgrade(Downgrade(0, "call 0", 0, "sm90 · 8b", "sm90 · precise", is_finite=True, in_precise=True))
+    guard.downgrade(
+        Downgrade(CallSite(0, 0, 1, "call 0"), "sm90 · 8b", "sm90 · precise", is_finite=True, in_precise=True)
+    )
     assert served(session, heads=1) == ("sm90", "precise")

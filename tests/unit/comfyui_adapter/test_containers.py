@@ -320,4 +320,4 @@ def test_guard_works_in_a_compiled_graph(comfyui_module: Any, monkeypatch: pytes
         with model_passes.running(0, session.begin_pass(0.75, torch.device("cpu"), {})):
             assert torch.equal(compiled(*tensors), torch.full((1, 64, 128), 2.0))
     assert session.dispatcher.guard is not None
-    assert [downgrade.step for downgrade in session.dispatcher.guard.downgrades] == [1]
+    assert [downgrade.site.step for downgrade in session.dispatcher.guard.downgrades] == [1]

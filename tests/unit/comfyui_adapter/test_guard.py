@@ -98,5 +98,5 @@ def test_a_broken_output_is_not_compared_with_full_precision() -> None:
         return override(ones, q, k, v, 2)
 
     pass_wrapper(session)(Executor(model), torch.ones(1), torch.ones(1))
-    assert [downgrade.layer for downgrade in guard_of(session).downgrades] == [0]
+    assert [downgrade.site.layer for downgrade in guard_of(session).downgrades] == [0]
     assert not session.record.summary().agreement

@@ -26,7 +26,7 @@ def test_broken_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     session, means = sampled(monkeypatch, Breaking(0, 1, 3, 4), ones, at_end=True)
     assert means == [1.0, 1.0, 2.0, 1.0, 1.0, 2.0]
     assert guard_of(session).repeated == [0]
-    assert [downgrade.layer for downgrade in guard_of(session).downgrades] == [0, 1]
+    assert [downgrade.site.layer for downgrade in guard_of(session).downgrades] == [0, 1]
     reasons = {share.decision.reason: share.calls for share in session.record.summary().shares}
     assert reasons == {None: 3 + 1 + 1, guard.RECOMPUTED: 2, guard.DOWNGRADED: 2}
     assert session.layers == LAYERS and session.record.summary().layers == LAYERS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from comfy_sage2.comfyui.report.text import report, session_report, status
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.model_passes import Schedule
 from comfy_sage2.comfyui.session.quality import measure
-from comfy_sage2.comfyui.session.record import Decision, SpeedComparison
+from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.session.timer import NO_TIMER, Timer, start_timer
 from comfy_sage2.comfyui.settings import Settings
@@ -151,23 +149,6 @@ def test_time_saved_is_what_comfyui_takes_for_the_same_calls(session: Session) -
     text = report([session])
     assert "Time saved: 4.00 s in 4 calls" in text
     assert "attention 2.0x faster, sampling 1.4x faster" in text
-
-
-def test_speed_of_calls_that_left_blocks_out() -> None:
-    """Beside calls of the same layer and form that computed all blocks."""
-    session = session_of()
-    session.begin_sampling([1.0, 0.0])
-    session.record.begin_pass(Watch(10.0))
-    listed = replace(BY_KERNEL, skips=True)
-    for layer, dense in ((0, 3.0), (1, 8.0)):
-        for seconds in (dense, dense, 50.0):  # the last one loaded a kernel
-            session.record.add(layer, 0, BY_KERNEL, Watch(seconds), work=("long",))
-        for seconds in (1.0, 2.0):
-            session.record.add(layer, 1, listed, Watch(seconds), work=("long",))
-    session.record.add(2, 1, listed, Watch(1.0), work=("long",))
-    session.record.add(2, 1, BY_KERNEL, Watch(2.0), work=("short",))
-    session.record.add(3, 1, BY_KERNEL, Watch(2.0), work=("long",))
-    assert session.record.summary().skip_speeds == {0: SpeedComparison(2, 6.0, 3.0), 1: SpeedComparison(2, 16.0, 3.0)}
 
 
 @pytest.mark.parametrize("times_calls", [True, False])

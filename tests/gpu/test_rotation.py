@@ -73,11 +73,13 @@ def _agree(integers: torch.Tensor, wanted: Quantized, values: torch.Tensor, scal
 @pytest.mark.parametrize("rotate", [False, True], ids=["plain", "rotated"])
 @pytest.mark.parametrize("mode", ["8b", "4b"])
 def test_integers_of_sm90_are_those_of_the_reference(mode: str, rotate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[torch.Tensor] = []
+    workspaces: list[torch.Tensor] = []
 
-    def keep(*arguments: Any, **options: Any) -> torch.Tensor:
-        taken.append(torch.zeros(*arguments, **options))
-        return taken[-1]
+    def keep(like: torch.Tensor, *sizes: Any, **options: Any) -> torch.Tensor:
+        made = like.new_zeros(*sizes, **options)
+        if made.dtype == torch.uint8:
+            workspaces.append(made)
+        return made
 
     tokens = 256
     for head_dim in range(8, 257, 8):
@@ -87,10 +89,11 @@ def test_integers_of_sm90_are_those_of_the_reference(mode: str, rotate: bool, mo
         )
         prepared = prepare(q, k, k, numerics)
         with monkeypatch.context() as patch:
-            patch.setattr(torch, "empty", keep)
+            patch.setattr(torch.Tensor, "new_empty", keep)
             # With an LSE, so that there is a pass over Q, which leaves its integers in the workspace.
             run("sm90", q.half().cuda(), k.half().cuda(), k.half().cuda(), mode=mode, rotate=rotate, return_lse=True)
-        workspace = taken.pop()
+        (workspace,) = workspaces
+        workspaces.clear()
         padded = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
         columns = padded if rotate else (head_dim + 15) // 16 * 16
         rows = _workspace_rows(workspace, columns, tokens)

@@ -153,9 +153,6 @@ class TunedChoices:
         """Torch's exact attentions that were timed, ComfyUI's choice among them aside."""
         return [candidate for candidate in self._candidates if candidate.mode == EXACT and candidate.backend != PLAIN]
 
-    def timed_works(self) -> list[Work]:
-        return list(dict.fromkeys(work for _, work in self.times.seconds))
-
     @property
     def peers(self) -> list[Candidate]:
         return [candidate for candidate in self._candidates if candidate.mode == PEER]

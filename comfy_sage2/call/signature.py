@@ -69,30 +69,6 @@ class Routing(NamedTuple):
 ANYONE = Routing()
 
 
-class WorkKey:
-    """What calls of equal work have in common: their tensors' forms, scale and layout. Its hash is computed once."""
-
-    __slots__ = ("_hash", "_parts")
-
-    def __init__(
-        self,
-        scale: float | None,
-        layout: str,
-        q: TensorForm,
-        k: TensorForm,
-        v: TensorForm,
-        attn_mask: TensorForm | None,
-    ) -> None:
-        self._parts = (scale, layout, q, k, v, attn_mask)
-        self._hash = hash(self._parts)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, WorkKey) and self._parts == other._parts
-
-
 class CallSignature(NamedTuple):
     """The key of the one cache of plans: calls of equal signatures are validated, decided and laid out once.
 
@@ -215,11 +191,6 @@ class CallSignature(NamedTuple):
         """Whether in memory the tokens of a head of q lie together, else the heads of a token."""
         heads, tokens = self.layout.index("H"), self.layout.index("N")
         return bool(self.q.stride) and self.q.stride[heads] > self.q.stride[tokens]
-
-    @property
-    def work_key(self) -> WorkKey:
-        """Equal for calls whose times are comparable, whatever the mode and the backend."""
-        return WorkKey(self.options.scale, self.layout, self.q, self.k, self.v, self.attn_mask)
 
 
 @lru_cache

@@ -17,7 +17,7 @@ from ..autotune.timings import PEER, PLAIN, REFERENCE, Candidate, Work
 from ..backends import hidden_keys
 from ..backends.base import Backend
 from ..block_mask import blocks_of
-from ..call.signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature, Routing, TensorForm, WorkKey
+from ..call.signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature, Routing, TensorForm
 from ..call.validation import check_call
 from ..options import AUTO, EXACT, GIVEN, AttentionOptions
 from . import registry
@@ -40,7 +40,6 @@ class CallPlan:
         signature: theirs, with options that leave nothing open; `options` are these.
         backend: who computes them.
         reason: why another attention replaces the mode that was asked for, or which faster one does not.
-        work_key: of the signature.
         run, prequantize, begin_slices: as of `BoundCall`; tensors are of the signature, in the layout of its options.
         run_reshaped: as of `BoundCall`; None where the backend has none.
     """
@@ -55,7 +54,6 @@ class CallPlan:
         "run",
         "run_reshaped",
         "signature",
-        "work_key",
     )
 
     def __init__(self, signature: CallSignature, backend: Backend, reason: str | None = None) -> None:
@@ -64,7 +62,6 @@ class CallPlan:
         self.options: AttentionOptions = self.signature.options
         self.backend = backend
         self.reason = reason
-        self.work_key: WorkKey = signature.work_key
         call = self._call = hidden_keys.bind(backend, self.signature)
         self.run = call.run
         self.prequantize = call.prequantize
@@ -236,7 +233,7 @@ def serves_without_kernels(device: torch.device, mode: str, peers: str) -> bool:
         return False
     return any(
         choices.is_faster(candidate, Candidate(PLAIN), work)
-        for work in choices.timed_works()
+        for work in dict.fromkeys(work for _, work in choices.times.seconds)
         for candidate in _in_place_of_kernels(choices, mode, peers, work.head_dim)
     )
 
@@ -246,12 +243,11 @@ def _in_place_of_kernels(choices: TunedChoices, mode: str, peers: str, head_dim:
 
     The slow reference, which computes what the kernels would, tells how exact the mode is.
     """
+    if peers not in (NO_LESS_EXACT, ANY):
+        return choices.exact
     rival = Candidate(REFERENCE, "8b" if mode == AUTO else mode)
-    is_quantized_allowed = {
-        ANY: lambda peer: True,
-        NO_LESS_EXACT: lambda peer: choices.is_no_less_exact(peer, rival, head_dim),
-    }.get(peers, lambda peer: False)
-    return [*choices.exact, *filter(is_quantized_allowed, choices.peers)]
+    allowed = (peer for peer in choices.peers if peers == ANY or choices.is_no_less_exact(peer, rival, head_dim))
+    return [*choices.exact, *allowed]
 
 
 def _beside_peers(signature: CallSignature, chosen: Backend, planned: CallPlan, choices: TunedChoices) -> CallPlan:

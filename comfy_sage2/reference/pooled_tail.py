@@ -55,7 +55,7 @@ def add_pooled_tail_(
                 scores = pools @ key_means.T * scale + tokens_of_blocks(keys).log()
                 scores = scores.masked_fill(active[: pools.shape[0]], -torch.inf)
                 of_pools = scores.logsumexp(dim=1)
-                # A sub-pool without a tail has no probabilities: 0 in the place of -inf keeps NaN away.
+                # A sub-pool without a tail has no probabilities: 0 instead of -inf keeps NaN away.
                 shares = (scores - of_pools.masked_fill(of_pools == -torch.inf, 0.0)[:, None]).exp()
                 pool = torch.arange(q_length, device=q.device) // POOL_TOKENS  # of each query
                 tails = of_pools[pool] + (queries @ center.T * scale)[:, 0]
@@ -72,7 +72,7 @@ def add_pooled_tail_(
 
 def block_means(x: torch.Tensor) -> torch.Tensor:
     """The mean of each 128 tokens of x (..., N, D): (..., T, D) float32, or float64 for a float64 `x`."""
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    dtype = dtype_of(x)
     full = x.shape[-2] // BLOCK_TOKENS * BLOCK_TOKENS
     means: torch.Tensor = x[..., :full, :].unflatten(-2, (-1, BLOCK_TOKENS)).mean(dim=-2, dtype=dtype)
     if full == x.shape[-2]:
@@ -82,7 +82,6 @@ def block_means(x: torch.Tensor) -> torch.Tensor:
 
 def tokens_of_blocks(x: torch.Tensor) -> torch.Tensor:
     """How many tokens each block of x (..., N, D) has: (T,) float32, or float64 for a float64 `x`."""
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    counts = torch.full((blocks_of(x.shape[-2]),), float(BLOCK_TOKENS), dtype=dtype, device=x.device)
+    counts = torch.full((blocks_of(x.shape[-2]),), float(BLOCK_TOKENS), dtype=dtype_of(x), device=x.device)
     counts[-1] -= -x.shape[-2] % BLOCK_TOKENS
     return counts

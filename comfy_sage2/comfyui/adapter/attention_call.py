@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...call.signature import CallSignature, Routing, TensorForm, WorkKey
+from ...call.signature import CallSignature, Routing
 from ...call.tensors import NO_TENSORS, NO_VALUES, OptionalTensors, overrides_torch, with_dense_rows
 from ...options import AttentionOptions
 
@@ -141,15 +141,6 @@ class AttentionCall:
             form = _forms[key] = CallForm(self, is_repeatable=True)
         return form
 
-    def work_key(self) -> WorkKey | None:
-        """As a plan of the call has it; None when the sizes do not fit `heads`."""
-        mask = self.mask_4d()
-        try:
-            q, k, v = map(TensorForm.of, self.tensors())
-            return WorkKey(self.scale, self.layout, q, k, v, None if mask is None else TensorForm.of(mask))
-        except (IndexError, RuntimeError, TypeError, ValueError):
-            return None
-
     @property
     def lengths(self) -> tuple[int, int]:
         tokens = 2 if self.skip_reshape else 1
@@ -244,18 +235,17 @@ class CallForm:
     Attributes:
         is_repeatable: calls of the same arguments have the same form. Those of tensors of other classes than torch's
             own, and of arguments that cannot be compared, have one each.
-        lengths, output_shape, work_key: as of `AttentionCall`.
+        lengths, output_shape: as of `AttentionCall`.
         is_dense: the channels of q, k and v lie together, so that nothing has to be copied.
     """
 
-    __slots__ = ("is_dense", "is_repeatable", "lengths", "output_shape", "work_key")
+    __slots__ = ("is_dense", "is_repeatable", "lengths", "output_shape")
 
     def __init__(self, call: AttentionCall, *, is_repeatable: bool) -> None:
         self.is_repeatable = is_repeatable
         self.lengths = call.lengths
         self.is_dense = call.q.stride(-1) == call.k.stride(-1) == call.v.stride(-1) == 1
         self.output_shape = call.output_shape()
-        self.work_key = call.work_key()
 
 
 # Threads may add and clear at once: a form that is made twice is decided twice.

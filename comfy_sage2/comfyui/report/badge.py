@@ -7,7 +7,7 @@ from ...system import machine
 from ..node_status import GOOD, WARNING, Badge
 from ..session.record import Sampling, Summary
 from ..session.session import Session
-from .verdict import LITTLE, largest, quantized_mode, sampling_ratio, times
+from .verdict import LITTLE, compared_speed, largest, quantized_mode, sampling_ratio
 
 
 def badge(session: Session) -> Badge:
@@ -30,7 +30,7 @@ def badge(session: Session) -> Badge:
     if decision.backend == ReferenceBackend.name:
         name = f"{name}, slow reference"
     ratio = sampling_ratio(summary)
-    text = _joined(None if ratio is None else _speed(ratio), name, gpu)
+    text = _joined(None if ratio is None else compared_speed(ratio).removesuffix(" faster"), name, gpu)
     if summary.sampling is Sampling.STOPPED:
         return Badge(_joined(f"stopped in step {summary.last_step + 1}", text), WARNING)
     if ratio is None or abs(ratio - 1.0) < LITTLE:
@@ -42,12 +42,6 @@ def _why_unused(summary: Summary) -> str:
     if summary.shares:
         return f"unused: {summary.shares[0].decision.by or 'ComfyUI'} computed every call"
     return "unused: no attention call reached it" if summary.passes else "stopped before the first step"
-
-
-def _speed(ratio: float) -> str:
-    if abs(ratio - 1.0) < LITTLE:
-        return "equally fast"
-    return times(ratio) if ratio > 1.0 else f"{times(1.0 / max(ratio, 1e-3))} slower"
 
 
 def _joined(*parts: str | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 
@@ -192,7 +191,7 @@ class Dispatcher:
 
     def _planned(self, call: AttentionCall, options: AttentionOptions, routing: Routing) -> Decision:
         try:
-            signature = call.signature(_of_call(options, call.scale, call.layout), routing)
+            signature = call.signature(replace(options, scale=call.scale, layout=call.layout), routing)
             if self.rotations is not None and options.mode != EXACT:
                 signature = with_rotated_heads(signature)
             return decision_of(plan(signature))
@@ -273,8 +272,3 @@ def probe(device: torch.device, settings: Settings) -> Decision:
     if isinstance(backend, Refusal):
         return Decision(reason=backend.reason)
     return Decision(backend.name, backend.settled(signature).options)
-
-
-@lru_cache(maxsize=256, typed=True)  # for 1 == True, which is no scale
-def _of_call(options: AttentionOptions, scale: float | None, layout: str) -> AttentionOptions:
-    return replace(options, scale=scale, layout=layout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 import torch
 
@@ -59,9 +59,7 @@ def compare(
         )
 
 
-def time_comfyui(
-    call: AttentionCall, fallback: Fallback, work: Hashable, record: Recorder, warn: Callable[[str], None]
-) -> None:
+def time_comfyui(call: AttentionCall, fallback: Fallback, record: Recorder, warn: Callable[[str], None]) -> None:
     """Record how long ComfyUI's attention takes for `call`, which a backend is about to serve.
 
     It takes no more memory than without this node, as its output is gone before the backend begins.
@@ -72,7 +70,7 @@ def time_comfyui(
         with memory.unrecorded():
             fallback()
         timer.stop()
-        record.add_comparison(work, timer)
+        record.add_comparison(call.form, timer)
     except RuntimeError as error:  # such as too little memory: the backend may do with less
         warn(f"ComfyUI's attention could not be timed for the report: {error_text(error)}")
     finally:

@@ -52,7 +52,7 @@ class Recorder:
         self._calls: Counter[Hashable] = Counter()  # of each work, that a backend was to serve
         self._comparisons: list[tuple[Hashable, Timer]] = []
         self._agreement: dict[LayerStep, list[torch.Tensor]] = {}
-        # Of each pass its attention calls, and whose patch was in the place of blocks.
+        # Of each pass its attention calls, and whose patch replaced blocks.
         self._passes: list[tuple[int, str | None]] = []
         self._whole: Timer | None = None
         self._devices: set[Hashable] = set()
@@ -71,7 +71,7 @@ class Recorder:
                 self._whole = self._whole or timer
 
     def end_pass(self, calls: int, blocks_by: str | None = None) -> None:
-        """A pass with so many attention calls is through. blocks_by: whose patch was in the place of blocks."""
+        """A pass with so many attention calls is through. blocks_by: whose patch replaced blocks."""
         with self._lock:
             if self._runs:
                 self._passes.append((calls, blocks_by))

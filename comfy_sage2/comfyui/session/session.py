@@ -279,21 +279,16 @@ class Session:
             session = getattr(session.previous, "session", None)
 
     def _timed_work(self, call: AttentionCall, chosen: Decision, fallback: Fallback) -> Hashable | None:
-        """Groups calls whose times are comparable. None if no report is connected, or the call fits no backend.
+        """The form of `call`, whose times are compared with those of others of this form; None without a report.
 
         ComfyUI's attention, `fallback`, is timed where it is wanted; what an earlier node takes is not its time.
         """
         if not self.record.times_calls:
             return None
-        work: Hashable | None = call.form.work_key if chosen.plan is None else chosen.plan.work_key
-        if work is None:
-            return None
-        if call.declared is not None:  # layers whose file asks for another attention are compared with that one
-            work = work, call.declared
         may = chosen.plan is not None and self.previous is None
-        if may and self.record.wants_comparison(work) and model_passes.can_read_back(call.q.device):
-            quality.time_comfyui(call, fallback, work, self.record, self.dispatcher.warn_once)
-        return work
+        if may and self.record.wants_comparison(call.form) and model_passes.can_read_back(call.q.device):
+            quality.time_comfyui(call, fallback, self.record, self.dispatcher.warn_once)
+        return call.form
 
     def _start_timer(self, model_pass: ModelPass, device: torch.device) -> Timer:
         """Start measuring a call on `device`, if it is in the sample of those that a report reads."""

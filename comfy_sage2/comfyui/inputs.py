@@ -22,11 +22,10 @@ _OF_A_MODEL = ("clone", "get_wrappers", "load_device", "model_options")  # of Co
 def read_inputs(node: type[io.ComfyNode], given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The checked values of the inputs of `node`, and a note that names the inputs it does not have.
 
-    given: what ComfyUI passes to `execute`. Of inputs that the node does not have it passes on links and drops values,
-    so the prompt is asked too, where the node has it as a hidden input.
+    given: what ComfyUI passes to `execute`, which drops values of inputs that the node does not have: so the prompt is
+        asked too, where it is a hidden input.
 
-    Raises:
-        ValueError: another node gave a value that the input cannot take.
+    ValueError: another node gave a value that the input cannot take.
     """
     schema = node.define_schema()
     kinds = {node_input.id: str(node_input.io_type) for node_input in schema.inputs}
@@ -85,12 +84,7 @@ _CONVERTED: dict[str, type] = {"BOOLEAN": bool, "FLOAT": float}
 
 
 def checked_input(kind: str, name: str, value: Any) -> Any:
-    """`value` of the input `name`, whose type ComfyUI calls `kind`.
-
-    A switch comes as a bool, and a number of type FLOAT as a float: settings take no others.
-
-    Raises ValueError when a node cannot take it.
-    """
+    """`value` of the input `name`, of ComfyUI's type `kind`, as settings take it; ValueError if a node cannot."""
     wanted, will_do = _KINDS.get(kind, ("", lambda given: True))
     if will_do(value):
         convert = _CONVERTED.get(kind)

@@ -50,9 +50,8 @@ class NodeStatus:
     def publish(self, kind: str, node: object, extra: object, run: str | None, text: str, badge: Badge) -> None:
         """Keep and send what a node of class `kind` says.
 
-        node: its number in the prompt. extra: what the page sends with the prompt, with the workflow in it; a prompt
-        without one comes from no page, and nothing is kept. run: of ComfyUI's queue, by its number. text: in sentences,
-        or empty.
+        node: its number in the prompt. extra: what the page sends with the prompt; without a workflow in it nothing is
+        kept. run: of ComfyUI's queue, by its number. text: in sentences, or empty.
         """
         workflow = workflow_of(extra)
         if workflow is None or not isinstance(node, str) or len(node) > _LONGEST:

@@ -41,19 +41,16 @@ _SHARES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of one *SageAttention2* node.
+    """Options of one *SageAttention2* node; see `CHOICES`.
 
     Attributes:
-        mode: of `AttentionOptions`; "auto" leaves it to the node; "off" leaves the model as it is.
         smooth_v: subtract V's channel means before it is quantized, which "precise" and "exact" do not.
         sparse: how much may be lost by key blocks that are skipped.
         start_percent, end_percent: the share of one sampler's steps, 0 to 1, in which the node is active.
-        apply_to: "self and cross", or "self only" to leave out calls whose queries and keys differ in number.
-        when: "always", or "where it is faster": then calls for which an exact attention was measured to be the fastest
-            are served by it, also those that the other settings leave in full precision, and the others by another
-            package's attention that is faster than the mode and no less exact. "whatever is fastest": also by one that
-            is less exact.
-        rotate: of `AttentionOptions`.
+        apply_to: "self only" leaves out calls whose queries and keys differ in number.
+        when: "where it is faster": calls for which an exact attention was measured to be the fastest are served by it,
+            also those that the other settings leave in full precision, and the others by another package's attention
+            that is faster than the mode and no less exact. "whatever is fastest": also by one that is less exact.
         guard: look for NaN and infinity in the outputs, and compute layers that have them more exactly.
         dense_percent: the share of one sampler's steps, 0 to 1, that are dense before `sparse` skips anything.
         respect_model_attention: calls for which the model's file asks for an attention are left to that.

@@ -37,8 +37,7 @@ class AttentionCall:
         low_precision_attention: False where the model forbids a quantized attention. Beside a mask it says no more
             than that the masks of another package's kernels are not to be trusted: LTX sets it so for its guides.
         unknown: arguments that this adapter does not understand.
-        declared: in words the attention that the model's file asks for in this layer, where it is to serve what this
-            node leaves; else None.
+        declared: in words the attention that the model's file asks for, where it is to serve what this node leaves.
         containers: those of q, k and v, where ComfyUI gives them in such: whoever empties one frees its tensor.
     """
 
@@ -232,11 +231,9 @@ class AttentionCall:
 class CallForm:
     """What calls of equal arguments have in common, whatever the values in their tensors. Compared by identity.
 
-    Attributes:
-        is_repeatable: calls of the same arguments have the same form. Those of tensors of other classes than torch's
-            own, and of arguments that cannot be compared, have one each.
-        lengths, output_shape: as of `AttentionCall`.
-        is_dense: the channels of q, k and v lie together, so that nothing has to be copied.
+    is_repeatable: calls of the same arguments have the same form. Those of tensors of other classes than torch's own,
+        and of arguments that cannot be compared, have one each.
+    is_dense: the channels of q, k and v lie together, so that nothing has to be copied.
     """
 
     __slots__ = ("is_dense", "is_repeatable", "lengths", "output_shape")

@@ -29,12 +29,7 @@ _DEEPEST = 64  # frames between an override and ComfyUI's function: those of oth
 
 @dataclass(frozen=True)
 class DeclaredAttention:
-    """What one attention module's file asks for, on this device.
-
-    Attributes:
-        module: the child that ComfyUI has read it into.
-        label: in words, such as "comfy_kitchen_sol (tau 1.0), else comfy_kitchen_int8".
-    """
+    """The child module into which ComfyUI has read what an attention module's file asks for, and that in words."""
 
     module: Any
     label: str
@@ -78,11 +73,9 @@ def _asking_function() -> CodeType | None:
 
 @dataclass(frozen=True)
 class DeclaredLayers:
-    """What a model's file asks for, over all its attention modules.
+    """What a model's file asks for, over all its attention modules: label -> modules that ask for it.
 
-    Attributes:
-        served: label -> modules that ask for it, where this device has it.
-        missing: the same where it has not, and ComfyUI's own attention takes its place.
+    `served` where this device has it; `missing` where not, and ComfyUI's own attention takes its place.
     """
 
     served: Mapping[str, int]

@@ -55,9 +55,10 @@ def _attends(forward: object) -> bool:
 def is_self_attention(call: AttentionCall, options: Mapping[str, Any], cross_attends: bool = True) -> bool:
     """Whether q and k come from the same tokens; joint attention of text and video counts as that.
 
-    options: ComfyUI's `transformer_options`. cross_attends: whether the model has cross-attention at all.
     k may have more tokens than q: of a part of the tokens only q is taken (LTX's guides, HiDream-O1, Wan Animate 2), or
     those of earlier frames or passes are kept (Wan's autoregressive sampling, HiDream-O1).
+
+    options: ComfyUI's `transformer_options`. cross_attends: whether the model has cross-attention at all.
     """
     q_length, kv_length = call.form.lengths
     if q_length >= kv_length:

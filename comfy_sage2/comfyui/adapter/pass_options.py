@@ -33,7 +33,7 @@ def changes_of(model: object, options: Mapping[str, Any], inputs: Mapping[str, o
     Guidance nodes make further passes of a prompt with other options, or without some of the model's inputs.
 
     options: ComfyUI's `transformer_options`. Of switches, texts and sets the values matter; of others, which may count
-    the steps, only that they are there. inputs: the model's, by name.
+    the steps, only that they are there.
     """
     applied = getattr(getattr(model, "current_patcher", None), "current_hooks", None)
     hooks = {(hook.hook_ref, float(hook.strength)) for hook in ([] if applied is None else applied.hooks)}

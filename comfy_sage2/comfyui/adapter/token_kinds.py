@@ -20,8 +20,7 @@ class TokenKinds:
     Attributes:
         packed_length: tokens of the packed sequence of a model that tells its segments; 0 where it has none.
         packed_beside: the tokens of that sequence that do not become the video.
-        beside: of a joint sequence, the tokens beside the picture's: those of text and of other conditions that come as
-            embeddings.
+        beside: of a joint sequence, how many tokens are text or other conditions that come as embeddings.
     """
 
     packed_length: int = 0
@@ -30,10 +29,7 @@ class TokenKinds:
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any], *, cross_attends: bool) -> TokenKinds:
-        """Read them from the model's inputs by name.
-
-        cross_attends: text enters by cross-attention, so that self-attention has tokens of one kind.
-        """
+        """Read them from the model's inputs by name. cross_attends: text enters by cross-attention."""
         payload = inputs.get("minimax_payload")
         layout = payload.get("layout") if isinstance(payload, Mapping) else None
         segments = getattr(layout, "segments", None)

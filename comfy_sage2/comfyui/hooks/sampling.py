@@ -35,7 +35,7 @@ _compiled_with: weakref.WeakKeyDictionary[torch.nn.Module, tuple[object, ...]] =
 
 
 def sampling_wrapper(session: Session) -> Callable[..., Any]:
-    """A wrapper of ComfyUI's outermost sampling function. It carries `session`, which `sessions_of` reads.
+    """A wrapper of ComfyUI's outermost sampling function; `sessions_of` reads its `session`.
 
     A sampling that begins within another one of the same model interrupts it: the rest of the outer one counts as a
     sampling of its own.
@@ -161,8 +161,7 @@ def _model_keeps_nothing(model: Any, model_options: Mapping[str, Any]) -> bool:
 def _pass_keeps_nothing(control: Any, options: Mapping[str, Any]) -> bool:
     """Whether a pass can be made again with the same result, as far as its own arguments tell.
 
-    A model takes a ControlNet's outputs out of their lists, and whatever else takes part may keep what it has seen: a
-    cache of results, the keys and values of earlier frames.
+    A model takes a ControlNet's outputs out of their lists; others may keep what they have seen, such as a cache.
     """
     wrappers = options.get("wrappers", {})
     keys = {key for kind in (APPLY_MODEL, DIFFUSION_MODEL) for key, value in wrappers.get(kind, {}).items() if value}

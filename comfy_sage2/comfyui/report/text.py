@@ -152,8 +152,8 @@ def is_earlier(sessions: list[Session], prompt: str | None) -> bool:
 def session_report(session: Session, prompt: str | None = None, *, wants_quality: bool = False) -> str:
     """The report of one node: what ran, what fell back and why, how long, how close to full precision.
 
-    prompt: the run of ComfyUI's queue that asks; what an earlier one recorded is told as that. wants_quality: closeness
-    is asked for; where it was not measured the report says why.
+    prompt: the run of ComfyUI's queue that asks; what an earlier one recorded is told as that. wants_quality: where
+    closeness was not measured the report says why.
     """
     summary = session.record.summary()
     lines = [EARLIER] if is_earlier([session], prompt) else []
@@ -184,10 +184,7 @@ def session_report(session: Session, prompt: str | None = None, *, wants_quality
 
 
 def report(sessions: list[Session], prompt: str | None = None, *, wants_quality: bool = False) -> str:
-    """The reports of all nodes that a model went through, the last node (the one asked first) first.
-
-    Behind them what other packs had served through `sageattention`.
-    """
+    """The reports of all nodes that a model went through, the last node first, and what `sageattention` served."""
     parts = [session_report(session, prompt, wants_quality=wants_quality) for session in reversed(sessions)]
     parts = parts or [NOT_PATCHED]
     other_packs = sage_calls.lines()

@@ -35,11 +35,8 @@ class Dispatcher:
 
     Attributes:
         expected: how ordinary calls are served on this machine.
-        title: what the node does, in one line.
         idle_reason: why the node leaves the model as it is, or None when it is at work, by kernels or without.
-        guard: checks the outputs of backends; None where none is to be checked.
-        sparsity: skips key blocks; None where all are computed.
-        rotations: which heads of a layer are rotated, kept from call to call; None where each call has its own.
+        guard, sparsity, rotations: None where no output is checked, no block skipped, or no choice of heads kept.
         device: where the model is sampled, or None.
         routing: of the calls in the node's mode.
     """

@@ -72,7 +72,6 @@ class ModelPass:
     """One forward pass on one GPU (ComfyUI drives each GPU from its own thread).
 
     Attributes:
-        step: sampling step, from 0.
         evaluation: the number of the sampler's evaluation of the model that the pass is a part of.
         changes: hooks and options that make the model another one for this pass.
         token_kinds: what its inputs say of the tokens of its self-attention.

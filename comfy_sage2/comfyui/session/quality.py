@@ -29,10 +29,7 @@ def measure(
     scale: float | None,
     mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    """What `metrics.compare` gives of `out`, (B, Hq, Nq, D), at the sampled rows of all batches, on the device.
-
-    The other arguments are those of `metrics.exact_rows`.
-    """
+    """`metrics.compare` of `out`, (B, Hq, Nq, D), at sampled rows of all batches; the rest as of `exact_rows`."""
     heads = metrics.spread(q.shape[1], HEADS, torch.device("cpu")).tolist()
     rows = metrics.spread(q.shape[2], ROWS, q.device)
     sampled = torch.cat([out[:, head, None].index_select(2, rows) for head in heads], dim=1)

@@ -38,12 +38,11 @@ class Decision:
 
     A backend has a reason too where another attention replaces what the user chose, or a faster one does not.
     is_peer: the backend is another package's attention and replaces what `options` say.
-    plan: by which the backend computes the call; None where it was only asked what it could do.
     by: who served a call that no backend did, in words: another node or pack, or what the model's file asks for; None
         is ComfyUI's attention.
-    skips: the backend skipped key blocks.
     in_slices: q, k and v came in slices, and were never wholes.
     peak_bytes: as `CallPlan.peak_bytes`, of a call that was not computed by `CallPlan.run`.
+    plan: by which the backend computes the call; None where it was only asked what it could do.
     """
 
     backend: str | None = None
@@ -88,12 +87,7 @@ class Share:
 
 @dataclass(frozen=True)
 class SpeedComparison:
-    """Calls beside another way to do the same work, such as backends beside ComfyUI's attention.
-
-    Attributes:
-        calls: the calls that are compared: the time of the other way is known for their work.
-        other_seconds: the time of the other way for them; seconds: their own. Both of one device, on average.
-    """
+    """Calls beside another way to do the same work, of which the time is known; seconds of one device, on average."""
 
     calls: int
     other_seconds: float
@@ -118,16 +112,14 @@ class Summary:
         layers: attention calls of different names; a call's layer is the number of its name.
         seconds: from the first forward pass to the end of sampling.
         shares: one entry for each distinct decision, the most frequent first, backends before ComfyUI's attention.
-        cells: (layer, step) -> the decision of the last such call.
-        agreement: (layer, step) -> mean agreement with full precision, where it was measured.
+        cells: the decision of the last such call.
+        agreement: mean agreement with full precision, where it was measured.
         speed: the backends' calls beside ComfyUI's attention on the same work, or None with nothing to compare.
         devices: GPUs that sampled at the same time. The seconds of `shares` are their sum; `attention_seconds` and
             `speed` are averages per GPU, comparable with `seconds`.
-        names: of the layers, by their numbers.
         fewer_calls: owner of a patch of transformer blocks -> the passes with it that made fewer attention calls than
             the fullest pass of the sampling, and how many calls less.
         silent_passes: those that made no attention call that could be seen.
-        sampling: how far it came.
         timed: whether calls were timed; else the seconds of `shares` are 0.
         timed_calls: how many. The others count as the mean of those of equal work and decision.
         calls_without_time: of these others, those like which none was timed; no seconds have them in.

@@ -32,9 +32,8 @@ class _Entry(NamedTuple):
 class Recorder:
     """Records the sampling that runs or ran last; what happens outside of a sampling is not recorded.
 
-    Attributes:
-        times_calls: a report will read how long the calls took. Those of a sample of the steps are timed
-            (`times_step`), as that costs the host as much as all else.
+    times_calls: a report will read how long the calls took. Those of a sample of the steps are timed (`times_step`), as
+        that costs the host as much as all else.
     """
 
     def __init__(self) -> None:
@@ -100,10 +99,7 @@ class Recorder:
         return self.times_calls and step % (2 * self._timed_every) < 2
 
     def add(self, layer: int, step: int, decision: Decision, timer: Timer, *, work: Hashable | None = None) -> None:
-        """Add one attention call whose `timer` is stopped, or NO_TIMER.
-
-        work: equal for calls that are equal work; None for a call whose time cannot be compared.
-        """
+        """Add a call whose `timer` is stopped, or NO_TIMER. work: equal where times are comparable, or None."""
         if self._runs:
             self._entries.append(_Entry(layer, step, decision, timer, work))
 

@@ -42,16 +42,13 @@ class Session:
         previous: the override that was installed before, which serves what this node does not, or None.
         layers: attention calls of one pass; None until the first pass of a sampling is through.
         can_repeat: whether the guard may have a pass of this sampling made again, as far as the model tells.
-        model: ComfyUI's class of the model that was sampled last.
         declared: what the model's file asks for; known from the node on, and anew from the first pass of a sampling.
         compiled: the model was sampled last as compiled code, from which what a file asks for cannot be read.
         prompt: the run of ComfyUI's queue in which that was, or None outside of one.
         pack_in_model: a pack that put functions of its own around the model or into it in the last sampling, or None.
         model_layers: attention layers of a model that has a pack's functions in it; 0 where nobody counted them.
         evaluations: of the model that samplers have begun, each of one or more passes.
-        measures_quality: the outputs of backends are compared with full precision in this sampling.
         wholes: why calls whose q, k and v could have come in slices had them as wholes, and how many.
-        publish_status: sends the page what the node has to say.
     """
 
     def __init__(self, dispatcher: Dispatcher, slot: int = 0, previous: Override | None = None) -> None:
@@ -126,10 +123,7 @@ class Session:
         return model_pass
 
     def run_pass(self, model_pass: ModelPass, model: Callable[[], T]) -> T:
-        """The result of `model`, which is the pass that began as `model_pass`.
-
-        When the guard finds at its end a value that is not finite, the pass is made again with a look at each call.
-        """
+        """The result of `model`; of a second run, with a look at each call, when the guard finds it broken."""
         checks = self.dispatcher.guard
         with model_passes.running(self.slot, model_pass):
             out = model()
@@ -192,8 +186,7 @@ class Session:
     ) -> bool:
         """Whether a call was computed whose q, k and v came in slices; else it is made as a whole, and counts then.
 
-        call, feed: as of `compute_slices`. plain: does what `feed` does, the projections with it, by ComfyUI's
-        attention. options: as of `attend`. key: as of `takes_slices`.
+        call, feed: as of `compute_slices`. plain: does what `feed` does by ComfyUI's attention, the projections too.
         """
         site, device = self._call_site(call, model_pass, options), call.q.device
         chosen, rotated_heads = self._chosen(call, site)
@@ -218,8 +211,7 @@ class Session:
     ) -> torch.Tensor:
         """The output of `call` as the caller expects it: from a backend, or else from `fallback`.
 
-        options: ComfyUI's `transformer_options` as the model has set them for this call; None in a compiled model,
-            which sets them when it is traced.
+        options: ComfyUI's `transformer_options` of this call; None in a compiled model, which sets them in its trace.
         """
         site = self._call_site(call, model_pass, options or {})
         device = call.q.device

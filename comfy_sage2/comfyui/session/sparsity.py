@@ -37,8 +37,8 @@ class LayerSparsity:
     Attributes:
         calls: that left blocks out.
         choices: those of them that chose their blocks.
-        head_shares: of each head, the share of the blocks that the calls computed.
-        head_errors: of each head, the largest error that was measured when blocks were chosen.
+        head_shares, head_errors: of each head, the share of the blocks that the calls computed, and the largest error
+            that was measured when blocks were chosen.
         tails: how many heads had a tail in one of these calls.
         outdated_error: the largest error of a head that replaced blocks would have had; None where none were replaced.
     """

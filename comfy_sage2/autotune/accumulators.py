@@ -54,7 +54,5 @@ def resolved(options: AttentionOptions, device: torch.device, dtype: torch.dtype
         options = replace(options, mode=auto_mode(options, device, dtype, head_dim).mode)
     if options.pv_accumulator != AUTO:
         return options
-    choices = choices_of(device)
-    measured = None if choices is None else choices.accumulator(options.mode)
-    wanted = measured or _of_device(device)
+    wanted = choices_of(device).accumulator(options.mode) or _of_device(device)
     return replace(options, pv_accumulator=wanted if mode_has_accumulator(options.mode, wanted) else "fp32")

@@ -35,7 +35,7 @@ class AutoMode(NamedTuple):
 def auto_mode(options: AttentionOptions, device: torch.device, dtype: torch.dtype, head_dim: int) -> AutoMode:
     """The mode of calls with these options, tensors on `device` of `dtype`, and this head_dim."""
     choices = choices_of(device)
-    if choices is None:
+    if not choices.head_dims:
         return AutoMode("8b", "8b, as nothing was measured on this device")
     timed = choices.timed_head_dim(head_dim)
     if timed is None or dtype == torch.float32:

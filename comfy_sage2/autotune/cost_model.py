@@ -184,12 +184,7 @@ class TunedChoices:
 
     def fastest_first(self, backends: Iterable[str], work: Work) -> list[str]:
         """Names of exact attentions by their time; those that were not timed come last, in their own order."""
-
-        def key(backend: str) -> float:
-            seconds = self.seconds(Candidate(backend), work)
-            return math.inf if seconds is None else seconds
-
-        return sorted(backends, key=key)
+        return sorted(backends, key=lambda backend: self.seconds(Candidate(backend), work) or math.inf)
 
     def accumulator(self, mode: str) -> str | None:
         """The faster accumulators for `mode`, by the geometric mean over the long calls."""

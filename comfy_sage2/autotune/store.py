@@ -5,16 +5,18 @@ from __future__ import annotations
 import torch
 
 from .cost_model import TunedChoices
+from .timings import Times
 
+NOTHING_TIMED = TunedChoices(Times({}, 0.0))
 _choices: dict[int, TunedChoices] = {}
 generation = 0  # part of the key of each plan: rises whenever a plan may come out differently
 
 
-def choices_of(device: torch.device) -> TunedChoices | None:
-    """The choices for `device`, or None: then the shipped defaults hold."""
+def choices_of(device: torch.device) -> TunedChoices:
+    """The choices for `device`; where nothing was timed they decide nothing, and the shipped defaults hold."""
     if device.type != "cuda" or not _choices:
-        return None
-    return _choices.get(torch.cuda.current_device() if device.index is None else device.index)
+        return NOTHING_TIMED
+    return _choices.get(torch.cuda.current_device() if device.index is None else device.index, NOTHING_TIMED)
 
 
 def changed() -> None:

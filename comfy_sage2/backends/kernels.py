@@ -94,8 +94,7 @@ class KernelBackend(Backend):
         module, mode = loader.load(self.name), signature.options.mode
         failed = self_test.failed_formats(self.name, signature.device.index)
         products = [product for product in _products(module, mode) if product[1] not in failed]
-        choices = choices_of(signature.device)
-        measured = None if choices is None else choices.pv_format(mode)
+        measured = choices_of(signature.device).pv_format(mode)
         products.sort(key=lambda product: product[1] != measured)
         accumulator, pv = _suiting(signature, products)[0]
         return signature._replace(options=replace(signature.options, pv_accumulator=accumulator, pv=pv))

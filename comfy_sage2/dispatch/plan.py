@@ -131,14 +131,12 @@ def _plan(signature: CallSignature, backends: tuple[Backend, ...], generation: i
         chosen = choose(signature)
         choices = choices_of(signature.device)
         if isinstance(chosen, Refusal):
-            return chosen if choices is None else _without_kernels(signature, chosen, choices)
-        exact = None
-        if routing.where_faster and choices is not None:
-            exact = _faster_exact(signature, chosen, choices)
+            return _without_kernels(signature, chosen, choices)
+        exact = _faster_exact(signature, chosen, choices) if routing.where_faster else None
         if signature.options.mode == EXACT and routing.where_faster:
             return exact or Refusal(UnsupportedError, OWN_IS_FASTER)
         planned = exact or CallPlan(signature, chosen)
-        if signature.options.mode == EXACT or choices is None:
+        if signature.options.mode == EXACT:
             return planned
         planned = _beside_peers(signature, chosen, planned, choices)
         return _unless_own_is_faster(routing, planned, choices)
@@ -179,6 +177,8 @@ def _faster_exact(signature: CallSignature, chosen: Backend, choices: TunedChoic
     """
     options = signature.options
     rival = Candidate(PLAIN)
+    if not choices.exact:
+        return None
     if options.mode != EXACT:
         rival = Candidate.of(chosen.name, _timed_as(chosen.settled(signature)))
         options = options.without_quantization()
@@ -229,8 +229,6 @@ def serves_without_kernels(device: torch.device, mode: str, peers: str) -> bool:
     That is where no kernel runs, in a mode of `MODES` or "auto", and with this rule for other packages' attentions.
     """
     choices = choices_of(device)
-    if choices is None:
-        return False
     return any(
         choices.is_faster(candidate, Candidate(PLAIN), work)
         for work in dict.fromkeys(work for _, work in choices.times.seconds)

@@ -28,11 +28,11 @@ def backends(mode: str | None = None) -> tuple[Backend, ...]:
 def candidates(signature: CallSignature) -> tuple[Backend, ...]:
     """The backends for calls in the signature's mode in order of preference: exact attentions by their times."""
     for_mode = backends(signature.options.mode)
-    choices = choices_of(signature.device)
     work = Work.of(signature)
-    if signature.options.mode != EXACT or choices is None or work is None:
+    if signature.options.mode != EXACT or work is None:
         return for_mode
-    names = choices.fastest_first([backend.name for backend in for_mode if backend.accelerated], work)
+    names = [backend.name for backend in for_mode if backend.accelerated]
+    names = choices_of(signature.device).fastest_first(names, work)
     return (*map(get, names), *(backend for backend in for_mode if not backend.accelerated))
 
 

@@ -234,8 +234,7 @@ class Dispatcher:
         for head_dim, dtype in self._auto_calls.items():
             decided = auto_mode(self._options[AUTO], self.device, dtype, head_dim)
             lines.append(f"auto at head_dim {head_dim}: {decided.reason}")
-        choices = choices_of(self.device)
-        return lines if choices is None else [*lines, *(f"measured on this GPU: {line}" for line in choices.lines())]
+        return [*lines, *(f"measured on this GPU: {line}" for line in choices_of(self.device).lines())]
 
 
 def _peers(settings: Settings) -> str:

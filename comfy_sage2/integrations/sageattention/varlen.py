@@ -93,11 +93,10 @@ def _run(
 def _is_short(inputs: CallTensors, options: AttentionOptions) -> bool:
     """Whether the GPU would wait for the CPU: torch's function takes the least of the CPU's time."""
     (batch, q_length, heads, head_dim), (_, kv_length, _, _) = inputs.q.shape, inputs.k.shape
-    choices = choices_of(inputs.q.device)
-    if choices is None or inputs.q.dtype == torch.float32:  # which is not timed
+    if inputs.q.dtype == torch.float32:  # which is not timed
         return False
     work = Work(batch * heads, q_length, kv_length, head_dim, options.is_causal)
-    seconds = choices.seconds(Candidate(PLAIN), work)
+    seconds = choices_of(inputs.q.device).seconds(Candidate(PLAIN), work)
     return seconds is not None and seconds < _ENQUEUED_SECONDS
 
 

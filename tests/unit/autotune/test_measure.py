@@ -58,8 +58,7 @@ class Machine:
         """The measured accumulators of 8b, after the question for them."""
         device = torch.device("cuda", index)
         measure.ensure_timed(device)
-        choices = store.choices_of(device)
-        return None if choices is None else choices.accumulator("8b")
+        return store.choices_of(device).accumulator("8b")
 
 
 @pytest.fixture
@@ -131,7 +130,7 @@ def test_two_gpus_keep_their_own_choices(machine: Machine) -> None:
 
 def test_the_cpu_is_never_measured(machine: Machine) -> None:
     measure.ensure_timed(torch.device("cpu"))
-    assert machine.measured == [] and store.choices_of(torch.device("cpu")) is None
+    assert machine.measured == [] and store.choices_of(torch.device("cpu")) is store.NOTHING_TIMED
 
 
 @pytest.mark.parametrize("state", ["capturing", "compiling"])

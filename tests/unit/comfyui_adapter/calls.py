@@ -88,7 +88,7 @@ def serve_by(monkeypatch: pytest.MonkeyPatch, attention: Attention) -> None:
 def with_times(monkeypatch: pytest.MonkeyPatch, choices: TunedChoices | None) -> None:
     """Every device has these times of a GPU."""
     for module in ("dispatch.plan", "dispatch.registry", "autotune.auto_mode", "comfyui.session.dispatcher"):
-        monkeypatch.setattr(f"comfy_sage2.{module}.choices_of", lambda device: choices)
+        monkeypatch.setattr(f"comfy_sage2.{module}.choices_of", lambda device: choices or store.NOTHING_TIMED)
     store.changed()
 
 

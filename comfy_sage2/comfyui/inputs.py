@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -30,29 +30,15 @@ def read_inputs(node: type[io.ComfyNode], given: Mapping[str, Any]) -> tuple[dic
     schema = node.define_schema()
     kinds = {node_input.id: str(node_input.io_type) for node_input in schema.inputs}
     values = {name: checked_input(kinds[name], name, value) for name, value in given.items() if name in kinds}
-    unknown = [name for name in dict.fromkeys((*given, *_names_in_prompt(node.hidden))) if name not in kinds]
-    return values, _note_on(schema.display_name, unknown)
-
-
-def _note_on(node: str, unknown: Sequence[str]) -> tuple[str, ...]:
-    """Names the inputs that `node` does not have, in a line whatever a prompt brings; empty where there are none."""
-    if len(unknown) < 2:
-        return tuple(f"{node} has no input {quoted(name)}; it was ignored" for name in unknown)
+    prompt, number = node.hidden.dynprompt, node.hidden.unique_id
+    sent = () if prompt is None or number is None else prompt.get_node(number)["inputs"]
+    unknown = [name for name in dict.fromkeys((*given, *sent)) if name not in kinds]
+    if not unknown:
+        return values, ()
     names = ", ".join(map(quoted, unknown[:_MOST_NAMES]))
     rest = f" and {len(unknown) - _MOST_NAMES} others" if len(unknown) > _MOST_NAMES else ""
-    return (f"{node} has no inputs {names}{rest}; they were ignored",)
-
-
-def _names_in_prompt(hidden: Any) -> Iterable[str]:
-    """The inputs that the prompt gives to the node of these hidden inputs."""
-    if hidden.dynprompt is None or hidden.unique_id is None:
-        return ()
-    names: Iterable[str] = hidden.dynprompt.get_node(hidden.unique_id)["inputs"]
-    return names
-
-
-def _is_model(value: object) -> bool:
-    return all(hasattr(value, name) for name in _OF_A_MODEL)
+    many, were = ("s", "they were") if len(unknown) > 1 else ("", "it was")
+    return values, (f"{schema.display_name} has no input{many} {names}{rest}; {were} ignored",)
 
 
 def _is_switch(value: object) -> bool:
@@ -69,7 +55,10 @@ def _is_number(value: object) -> bool:
 # By ComfyUI's name of the type: which values will do, in words and as a function. Others are checked by who takes them,
 # or passed on.
 _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
-    "MODEL": ("a model from a loader or from a node behind it", _is_model),
+    "MODEL": (
+        "a model from a loader or from a node after it",
+        lambda value: all(hasattr(value, name) for name in _OF_A_MODEL),
+    ),
     "SAGE2_OPTIONS": (
         "the output of SageAttention2 Options, or nothing",
         lambda value: value is None or isinstance(value, Settings),

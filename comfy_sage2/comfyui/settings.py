@@ -132,23 +132,18 @@ class Settings:
         if self.apply_to != "self and cross":
             parts.append(self.apply_to)
         if self.mode != EXACT:
-            parts += self._describe_quantization()
+            if self.smooth_v and self.mode != "precise":
+                parts.append("smooth V")
+            if self.rotate != "auto":
+                parts.append("rotation in all heads" if self.rotate == "on" else "no rotation")
+            if self.sparse != SPARSE_OFF:
+                parts.append(f"sparse {self.sparse}")
+            if self.when != WHERE_FASTER:
+                parts.append("always quantized" if self.when == ALWAYS else self.when)
+            if not self.guard:
+                parts.append("no guard")
         if self.respect_model_attention:
             parts.append("the model's own attention where its file asks for one")
         if self.backend != AUTO:
             parts.append(f"backend {self.backend}")
         return ", ".join(parts)
-
-    def _describe_quantization(self) -> list[str]:
-        parts = []
-        if self.smooth_v and self.mode != "precise":
-            parts.append("smooth V")
-        if self.rotate != "auto":
-            parts.append("rotation in all heads" if self.rotate == "on" else "no rotation")
-        if self.sparse != SPARSE_OFF:
-            parts.append(f"sparse {self.sparse}")
-        if self.when != WHERE_FASTER:
-            parts.append("always quantized" if self.when == ALWAYS else self.when)
-        if not self.guard:
-            parts.append("no guard")
-        return parts

@@ -116,10 +116,9 @@ def _children(model: torch.nn.Module, patches: Mapping[str, Any]) -> Iterator[An
 
 def _label(config: object) -> str:
     """A configuration in words, or "" where it names no attention."""
-    entries = config if isinstance(config, (list, tuple)) else [config]
-    return ", else ".join(_entry(entry) for entry in entries if isinstance(entry, Mapping) and entry.get("attention"))
-
-
-def _entry(entry: Mapping[str, Any]) -> str:
-    options = ", ".join(f"{name} {value}" for name, value in entry.items() if name != "attention")
-    return one_line(f"{entry['attention']}{f' ({options})' if options else ''}"[:_LONGEST])
+    words = []
+    for entry in config if isinstance(config, (list, tuple)) else [config]:
+        if isinstance(entry, Mapping) and entry.get("attention"):
+            options = ", ".join(f"{name} {value}" for name, value in entry.items() if name != "attention")
+            words.append(one_line(f"{entry['attention']}{f' ({options})' if options else ''}"[:_LONGEST]))
+    return ", else ".join(words)

@@ -43,13 +43,12 @@ def attention_layers(model: torch.nn.Module) -> int:
 
     A pass may leave some of them out, as those that attend to the text once.
     """
-    names = [name for name, module in model.named_modules() if _attends(type(module).forward)]
+    names = []
+    for name, module in model.named_modules():
+        code = getattr(type(module).forward, "__code__", None)
+        if code is not None and not _FUNCTIONS.isdisjoint((*code.co_names, *code.co_freevars)):
+            names.append(name)
     return sum(not any(inner.startswith(f"{name}.") for inner in names) for name in names)
-
-
-def _attends(forward: object) -> bool:
-    code = getattr(forward, "__code__", None)
-    return code is not None and not _FUNCTIONS.isdisjoint((*code.co_names, *code.co_freevars))
 
 
 def is_self_attention(call: AttentionCall, options: Mapping[str, Any], cross_attends: bool = True) -> bool:
@@ -65,20 +64,14 @@ def is_self_attention(call: AttentionCall, options: Mapping[str, Any], cross_att
         return q_length == kv_length
     if not cross_attends or _is_kept(call.k, options):
         return True
-    return any(q_length < behind <= kv_length for behind in _tokens_behind(call))
-
-
-def _tokens_behind(call: AttentionCall) -> tuple[int, ...]:
-    """How many tokens the tensor has of which q is a view: by its strides, and by its memory if that is all it holds.
-
-    A batch of one may have lost its stride.
-    """
+    # How many tokens the tensor has of which q is a view: by its strides, and of a batch of one, which may have lost
+    # its stride, by its memory if that is all it holds.
     q = call.q
     per_token = max(q.stride(2 if call.skip_reshape else 1), call.heads * call.head_dim, 1)
-    by_stride = q.stride(0) // per_token
-    if q.shape[0] > 1:
-        return (by_stride,)
-    return by_stride, q.untyped_storage().nbytes() // (q.element_size() * per_token)
+    if q_length < q.stride(0) // per_token <= kv_length:
+        return True
+    in_memory = q.untyped_storage().nbytes() // (q.element_size() * per_token)
+    return q.shape[0] == 1 and q_length < in_memory <= kv_length
 
 
 def _is_kept(k: torch.Tensor, options: Mapping[str, Any]) -> bool:

@@ -199,7 +199,11 @@ def _legend(summary: Summary, colors: dict[Decision, Color]) -> list[tuple[Color
     """A row for each decision; rarer ones share the last row."""
     shares = summary.shares
     shown = shares if len(shares) <= LEGEND_ROWS else shares[: LEGEND_ROWS - 1]
-    rows = [(colors[share.decision], f"{_calls(share.calls)} {_by_whom(share.decision)}") for share in shown]
+    rows = []
+    for decision, calls in ((share.decision, share.calls) for share in shown):
+        whom = computed_by(decision) if quantized_mode(decision) is None else f"by {decision.label}"
+        whom += f": {decision.label}" if decision.backend is None else ""
+        rows.append((colors[decision], f"{_calls(calls)} {whom}"))
     rest = shares[len(shown) :]
     if rest:
         calls = sum(share.calls for share in rest)
@@ -209,12 +213,6 @@ def _legend(summary: Summary, colors: dict[Decision, Color]) -> list[tuple[Color
 
 def _calls(count: int) -> str:
     return f"{count} call{'' if count == 1 else 's'}"
-
-
-def _by_whom(decision: Decision) -> str:
-    if quantized_mode(decision) is not None:
-        return f"by {decision.label}"
-    return computed_by(decision) if decision.backend is not None else f"{computed_by(decision)}: {decision.label}"
 
 
 def _colors(shares: tuple[Share, ...]) -> dict[Decision, Color]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,13 +31,6 @@ EARLIER = Badge("from an earlier run", WARNING)
 Entry = dict[str, str | None]
 
 
-def workflow_of(extra: object) -> str | None:
-    """The id of the workflow in what the page sends with a prompt, or None: a prompt without it comes from no page."""
-    workflow = extra.get("workflow") if isinstance(extra, Mapping) else None
-    number = workflow.get("id") if isinstance(workflow, Mapping) else None
-    return number if isinstance(number, str) and len(number) <= _LONGEST else None
-
-
 class NodeStatus:
     """What each node of each workflow said last; several threads may write and read."""
 
@@ -53,8 +46,9 @@ class NodeStatus:
         node: its number in the prompt. extra: what the page sends with the prompt; without a workflow in it nothing is
         kept. run: of ComfyUI's queue, by its number. text: in sentences, or empty.
         """
-        workflow = workflow_of(extra)
-        if workflow is None or not isinstance(node, str) or len(node) > _LONGEST:
+        sent = extra.get("workflow") if isinstance(extra, Mapping) else None
+        workflow = sent.get("id") if isinstance(sent, Mapping) else None
+        if not all(isinstance(number, str) and len(number) <= _LONGEST for number in (workflow, node)):
             return
         entry: Entry = {"workflow": workflow, "node": node, "type": kind, "run": run, "text": text}
         entry |= badge._asdict()
@@ -63,17 +57,13 @@ class NodeStatus:
             self._entries[workflow, node] = entry
             while len(self._entries) > MOST:
                 self._entries.popitem(last=False)
-            changed = [dict(each) for each in (entry, *self._outdated(entry))]
+            changed = [dict(entry)]
+            for report in self._entries.values() if kind != REPORT else ():
+                if report["workflow"] == workflow and report["type"] == REPORT and report["run"] != run:
+                    report |= EARLIER._asdict()  # the node is at work in another run
+                    changed.append(dict(report))
         for each in changed:
             self.send(each)
-
-    def _outdated(self, news: Entry) -> Iterator[Entry]:
-        """The reports of earlier runs, where `news` are of a node that is at work in another one."""
-        for entry in self._entries.values():
-            is_beside = entry["workflow"] == news["workflow"] and news["type"] != REPORT == entry["type"]
-            if is_beside and entry["run"] != news["run"]:
-                entry |= EARLIER._asdict()
-                yield entry
 
     def of_workflow(self, workflow: str) -> list[Entry]:
         with self._lock:

@@ -36,9 +36,8 @@ def owner_of(function: object) -> str:
 
 def pack_within(model: torch.nn.Module) -> str | None:
     """The folder of the pack that replaced a method of one of the modules of `model` by its own function, or None."""
-    functions = (value for module in model.modules() for value in replaced_methods(module))
-    packs = (pack_of(getattr(function, "__func__", function)) for function in functions)
-    return next((pack for pack in packs if pack is not None), None)
+    functions = (function for module in model.modules() for function in replaced_methods(module))
+    return next(filter(None, (pack_of(getattr(function, "__func__", function)) for function in functions)), None)
 
 
 def replaced_methods(module: torch.nn.Module) -> Iterator[object]:

@@ -85,8 +85,13 @@ class AttentionOptions:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise TypeError(f"[SA-208] {name} must be True or False, got {type(value).__name__}")
-        if self.mode == EXACT:
-            self._check_exact()
+        for name, expected in _OF_QUANTIZATION.items() if self.mode == EXACT else ():
+            value = getattr(self, name)
+            if value not in expected:
+                raise ValueError(
+                    f"[SA-208] {name} must be {' or '.join(map(repr, expected))} in mode 'exact', which quantizes "
+                    f"nothing, got {value!r}"
+                )
         if self.mode == AUTO and self.pv != AUTO:
             raise ValueError(f"[SA-208] pv must be 'auto' in mode 'auto', which decides it, got {self.pv!r}")
         if self.scale is None:
@@ -96,15 +101,6 @@ class AttentionOptions:
         # The kernels take the row maximum before they scale.
         if not is_valid_scale(self.scale):
             raise ValueError(f"[SA-205] scale must be above 0 and at most 1e24, got {quoted(self.scale)}")
-
-    def _check_exact(self) -> None:
-        for name, expected in _OF_QUANTIZATION.items():
-            value = getattr(self, name)
-            if value not in expected:
-                raise ValueError(
-                    f"[SA-208] {name} must be {' or '.join(map(repr, expected))} in mode 'exact', which quantizes "
-                    f"nothing, got {value!r}"
-                )
 
     @classmethod
     def of(cls, options: AttentionOptions | None, choices: Mapping[str, Any]) -> AttentionOptions:

@@ -147,19 +147,16 @@ def _tested(architecture: str, index: int, variants: Sequence[Variant]) -> TestR
         if result.reason is not None:
             failed[pv] = result.reason
     user_cache_file().put(_key(architecture, index, variants), {"passed": not failed})
-    reasons = {pv: _failure(pv, problem) for pv, problem in failed.items()}
-    for text in reasons.values():
+    reasons = {}
+    for pv, problem in failed.items():
+        tested, consequence = "these kernels", "The pack does not use them here"
+        if pv is not None:
+            tested, consequence = f"pv {pv}", "The kernels use another format for the product of P and V"
+        text = reasons[pv] = (
+            f"[SA-113] the self-test of {tested} failed on this GPU: {problem}. {consequence}. Update the driver and "
+            "the pack, and report it if that does not help"
+        )
         log.warning("SageAttention2: %s: %s", architecture, text)
     reason = reasons.pop(None, None)
     formats = {pv: text for pv, text in reasons.items() if pv is not None}
     return TestResult(reason, calls, time.perf_counter() - started, formats)
-
-
-def _failure(pv: str | None, problem: str) -> str:
-    tested, consequence = "these kernels", "The pack does not use them here"
-    if pv is not None:
-        tested, consequence = f"pv {pv}", "The kernels use another format for the product of P and V"
-    return (
-        f"[SA-113] the self-test of {tested} failed on this GPU: {problem}. {consequence}. Update the driver and the "
-        "pack, and report it if that does not help"
-    )

@@ -147,7 +147,11 @@ def _host(wheel: BundledWheel) -> ModuleType:
             problems.append(f"{folder}: {error.strerror or error}")
             continue
         try:
-            host = _execute(path)
+            loader = importlib.machinery.ExtensionFileLoader("comfy_sage2_host._C", str(path))
+            spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
+            assert spec is not None  # it has a loader
+            host = importlib.util.module_from_spec(spec)
+            loader.exec_module(host)
         except Exception as error:  # an extension module may raise anything
             code = "SA-109"
             problems.append(f"{path} cannot be imported: {error}")
@@ -161,15 +165,6 @@ def _host(wheel: BundledWheel) -> ModuleType:
     raise KernelUnavailable(
         f"[{code}] the kernel module {name} cannot be loaded: {'; '.join(problems)}. {remedy[code]}"
     )
-
-
-def _execute(path: Path) -> ModuleType:
-    loader = importlib.machinery.ExtensionFileLoader("comfy_sage2_host._C", str(path))
-    spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
-    assert spec is not None  # it has a loader
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
 
 
 def ignored(architecture: str) -> str | None:

@@ -9,7 +9,7 @@ import torch
 from .active_blocks import mask_skipped_blocks_, overlapping
 from .hidden_keys import hidden_keys
 from .options import ReferenceOptions
-from .preparation import Prepared, prepare
+from .preparation import prepare
 from .scores import grouped_product, mask_scores_, tile_scores
 from .softmax import OnlineSoftmax
 from .steps import key_steps, row_tiles
@@ -63,16 +63,11 @@ def reference_attention(
                     mask_skipped_blocks_(scores, active, rows, keys)
                 softmax.add(scores, keys)
             outs.append(softmax.output(prepared.v_mean))
-            lse = softmax.log_sum_exp() + _dropped_term(q[:, :, rows], prepared, scale)
+            lse = softmax.log_sum_exp()
+            if prepared.k_mean is not None:  # the row constant that smooth K leaves out of the scores
+                lse = lse + scale * grouped_product(q[:, :, rows].float(), prepared.k_mean).squeeze(3)
             if attn_mask is not None and attn_mask.dtype != torch.bool:
                 # Where the mask's lowest number was cut to what float32 holds in units of log2.
                 lse = lse.masked_fill(softmax.is_lowest(), torch.finfo(attn_mask.dtype).min)
             lses.append(lse)
         return torch.cat(outs, dim=2), torch.cat(lses, dim=2)
-
-
-def _dropped_term(q: torch.Tensor, prepared: Prepared, scale: float) -> torch.Tensor | float:
-    """scale * q . k_mean, the row constant that smooth K leaves out of the scores: (B, Hq, rows)."""
-    if prepared.k_mean is None:
-        return 0.0
-    return scale * grouped_product(q.float(), prepared.k_mean).squeeze(3)

@@ -47,16 +47,13 @@ def keys_hidden_from_all_rows(attn_mask: torch.Tensor, q_length: int, *, is_caus
     if is_causal:
         seen = torch.ones(q_length, mask.shape[3], dtype=torch.bool, device=mask.device).tril_()
         mask = mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -torch.inf)
-    hidden = _hidden_columns(mask)
-    return hidden & ~hidden.all(dim=2, keepdim=True)
-
-
-def _hidden_columns(mask: torch.Tensor) -> torch.Tensor:
     if mask.dtype == torch.bool:
-        return ~mask.any(dim=2)
-    largest_of_rows, largest = mask.amax(dim=3), mask.amax(dim=2)
-    is_uniform = ~_shows(largest_of_rows) & (largest_of_rows > -torch.inf)
-    return (largest == -torch.inf) | (~_shows(largest) & ~is_uniform.any(dim=2, keepdim=True))
+        hidden = ~mask.any(dim=2)
+    else:
+        largest_of_rows, largest = mask.amax(dim=3), mask.amax(dim=2)
+        is_uniform = ~_shows(largest_of_rows) & (largest_of_rows > -torch.inf)
+        hidden = (largest == -torch.inf) | (~_shows(largest) & ~is_uniform.any(dim=2, keepdim=True))
+    return hidden & ~hidden.all(dim=2, keepdim=True)
 
 
 def _shows(mask: torch.Tensor) -> torch.Tensor:

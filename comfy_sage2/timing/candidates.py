@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -39,6 +39,8 @@ _OPTIONS = (
     AttentionOptions(EXACT, layout=_LAYOUT),
 )
 _FOR_PEERS = AttentionOptions(layout=_LAYOUT, rotate="off")  # they serve calls in any mode
+# Each mode as the reference computes it: candidate, options, name of the backend.
+_REFERENCES = tuple((Candidate(REFERENCE, mode), replace(_FOR_PEERS, mode=mode), REFERENCE) for mode in MODES)
 _COMFYUI_ORDER = [
     SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
 ]  # fmt: skip
@@ -47,11 +49,7 @@ _HEADS, _TOKENS = 4, 2048  # of the calls whose errors are measured
 
 def all_candidates() -> list[Candidate]:
     """Every candidate that this installation may time, or take errors of, on whichever GPU."""
-    return [
-        Candidate(PLAIN),
-        *(candidate for candidate, _, _ in _backends()),
-        *(Candidate(REFERENCE, m) for m in MODES),
-    ]
+    return [Candidate(PLAIN), *(candidate for candidate, _, _ in (*_backends(), *_REFERENCES))]
 
 
 def calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> dict[Candidate, Run]:
@@ -66,7 +64,7 @@ def calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor 
     optional = OptionalTensors(mask)
     rotated_heads = torch.arange(q.shape[2], device=q.device, dtype=torch.int32).remainder(2).expand(q.shape[0], -1)
     given = optional._replace(rotated_heads=rotated_heads.contiguous())
-    for candidate, planned in _plans(q, k, v, optional):
+    for candidate, planned in _plans(_backends(), q, k, v, optional):
         runs[candidate] = partial(planned.run, q, k, v, optional)
         if candidate.rotate and planned.backend.takes_rotated_heads():  # as in all calls of a layer but a few
             options = replace(planned.options, rotate=GIVEN)
@@ -86,9 +84,9 @@ def errors(device: torch.device, head_dim: int) -> dict[Candidate, ErrorsOfKinds
         q, k, v = make(torch.Generator(device).manual_seed(23), head_dim)
         exact, _ = exact_attention(q, k, v, dtype=torch.float32)
         q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
-        plans = [(candidate, planned) for candidate, planned in _plans(q, k, v, NO_TENSORS) if candidate.mode != EXACT]
+        plans = [timed for timed in _plans(_backends(), q, k, v, NO_TENSORS) if timed[0].mode != EXACT]
         if plans and all(candidate.mode == PEER for candidate, _ in plans):
-            plans += _reference_plans(q, k, v)
+            plans += _plans(_REFERENCES, q, k, v, NO_TENSORS)
         for candidate, planned in plans:
             of_kinds = errors_of.setdefault(candidate, [None] * len(_INPUTS))
             of_kinds[number] = _relative_l2(partial(planned.run, q, k, v), exact)
@@ -118,21 +116,17 @@ def _backends() -> Iterator[tuple[Candidate, AttentionOptions, str]]:
 
 
 def _plans(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors
+    of: Iterable[tuple[Candidate, AttentionOptions, str]],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    optional: OptionalTensors,
 ) -> Iterator[tuple[Candidate, CallPlan]]:
-    """Each candidate but ComfyUI's attention that can run the call, with its plan for q, k and v, (B, N, H, D)."""
-    for candidate, options, name in _backends():
+    """Those of the candidates that can run the call, with their plans for q, k and v, (B, N, H, D)."""
+    for candidate, options, name in of:
         planned = plan(CallSignature.of(q, k, v, options, optional, Routing(name)))
         if isinstance(planned, CallPlan):
             yield candidate, planned
-
-
-def _reference_plans(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Iterator[tuple[Candidate, CallPlan]]:
-    for mode in MODES:
-        options = replace(_FOR_PEERS, mode=mode)
-        planned = plan(CallSignature.of(q, k, v, options, NO_TENSORS, Routing(REFERENCE)))
-        if isinstance(planned, CallPlan):
-            yield Candidate(REFERENCE, mode), planned
 
 
 def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -20,7 +20,7 @@ def torchs_attention(
     """The output of torch's attention, contiguous in the layout of the options, as that of the kernels is."""
     q, k, v, mask = _in_torchs_layout(inputs, options)
     if mask is not None and not is_special(mask):
-        mask = _with_rows(mask)
+        mask = torch.atleast_2d(mask)  # which some of torch's attentions need
         if mask.dtype != torch.bool:
             mask = mask.to(q.dtype)
         if options.is_causal:
@@ -62,19 +62,12 @@ def plain_attention(
         v,
         scale=scale,
         is_causal=options.is_causal,
-        attn_mask=None if mask is None else _with_rows(mask),
+        attn_mask=None if mask is None else torch.atleast_2d(mask),
         dropout_p=dropout_p,
         dtype=torch.float64 if q.dtype == torch.float64 else torch.float32,
     )
     out = out.transpose(1, 2) if options.layout == "BNHD" else out
     return out.to(q.dtype).contiguous(), lse.float()
-
-
-def _with_rows(mask: torch.Tensor) -> torch.Tensor:
-    """`mask` with at least two dimensions, which some of torch's attentions need."""
-    while mask.dim() < 2:
-        mask = mask[None]
-    return mask
 
 
 def _in_torchs_layout(inputs: CallTensors, options: AttentionOptions) -> CallTensors:

@@ -16,7 +16,7 @@ from ...integrations.sageattention.serving import calls as sage_calls
 from ...metrics import average
 from ...text import capitalized
 from ..session.guard import FULL_PRECISION, Guard
-from ..session.record import NO_PASS, Sampling, Share, Summary
+from ..session.record import NO_PASS, Sampling, Summary
 from ..session.session import Session
 from ..session.sparsity import BlockSparsity
 from .verdict import compared_speed, computed_by, layer_means, sampling_ratio, times, verdict
@@ -174,10 +174,15 @@ def session_report(session: Session, prompt: str | None = None, *, wants_quality
         )
     lines += _steps(summary)
     lines += session.dispatcher.reasoning()
-    lines += _served(summary) + _fallbacks(summary) + _guarded(session.dispatcher.guard)
+    lines += _calls(summary) + _guarded(session.dispatcher.guard)
     lines += _skipped(session.dispatcher.sparsity, summary)
     lines += [f"q, k and v of {calls} calls came as wholes: {reason}" for reason, calls in session.wholes.items()]
-    lines += _time_lines(summary, base_of(session)) + _memory(summary) + _agreement(summary, session.declared.label)
+    lines += _time_lines(summary, base_of(session))
+    if summary.peak is not None:
+        peak, plain = (f"{size / 2**20:,.0f} MiB" for size in summary.peak)
+        largest = "VRAM of the largest attention call, with its q, k, v and output"
+        lines.append(f"{largest}: {peak}; ComfyUI's default takes {plain}.")
+    lines += _agreement(summary, session.declared.label)
     if wants_quality and not session.measures_quality:
         lines.append(NOT_MEASURED)
     return "\n".join(lines)
@@ -206,24 +211,17 @@ def _steps(summary: Summary) -> list[str]:
     return [f"Active in {steps} {', '.join(named)} of this sampler's {summary.steps}."]
 
 
-def _served(summary: Summary) -> list[str]:
-    served = [share for share in summary.shares if share.decision.backend is not None]
-    rows = [f"  {share.decision.label}: {share.calls} calls{_took(share, summary)}" for share in served]
-    return ["Computed by"] + rows if rows else []
-
-
-def _fallbacks(summary: Summary) -> list[str]:
-    rows: dict[str, list[str]] = {}
+def _calls(summary: Summary) -> list[str]:
+    """Who computed how many calls, and why others were left."""
+    groups: dict[str, list[str]] = {}
     for share in summary.shares:
-        if share.decision.backend is None:
-            heading = f"Left to {share.decision.by or FULL_PRECISION}"
-            row = f"  {share.calls} calls{_took(share, summary)}: {share.decision.label}"
-            rows.setdefault(heading, [heading]).append(row)
-    return [row for group in rows.values() for row in group]
-
-
-def _took(share: Share, summary: Summary) -> str:
-    return f", {share.seconds:.2f} s" if summary.timed else ""
+        decision, took = share.decision, f", {share.seconds:.2f} s" if summary.timed else ""
+        if decision.backend is None:
+            heading = f"Left to {decision.by or FULL_PRECISION}"
+            groups.setdefault(heading, []).append(f"  {share.calls} calls{took}: {decision.label}")
+        else:
+            groups.setdefault("Computed by", []).append(f"  {decision.label}: {share.calls} calls{took}")
+    return [line for heading, rows in groups.items() for line in (heading, *rows)]
 
 
 def _guarded(guard: Guard | None) -> list[str]:
@@ -305,15 +303,6 @@ def _time_lines(summary: Summary, base: str = FULL_PRECISION) -> list[str]:
             f"makes the sampling more than {times(1.0 / (1.0 - share))} faster."
         )
     return lines
-
-
-def _memory(summary: Summary) -> list[str]:
-    if summary.peak is None:
-        return []
-    peak, plain = (f"{size / 2**20:,.0f} MiB" for size in summary.peak)
-    return [
-        f"VRAM of the largest attention call, with its q, k, v and output: {peak}; ComfyUI's default takes {plain}."
-    ]
 
 
 def _agreement(summary: Summary, declared: str = "") -> list[str]:

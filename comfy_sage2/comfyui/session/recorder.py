@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from statistics import fmean, median_low
 from typing import NamedTuple
 
@@ -150,7 +150,7 @@ class Recorder:
             seconds=0.0 if whole is None else whole.seconds(),
             shares=tuple(shares),
             cells={(entry.layer, entry.step): entry.decision for entry in entries},
-            agreement=_averages(agreement),
+            agreement={cell: _mean(measured) for cell, measured in agreement.items()},
             names=names,
             passes=len(passes),
             silent_passes=sum(not count for count, _ in passes),
@@ -201,18 +201,8 @@ def _fewer_calls(passes: Sequence[tuple[int, str | None]]) -> dict[str, tuple[in
     return by_owner
 
 
-def _averages(measured: Mapping[LayerStep, Sequence[torch.Tensor]]) -> dict[LayerStep, Agreement]:
-    """LayerStep -> the average of what was measured there; reads the values of each device at once."""
-    by_device: defaultdict[torch.device, list[tuple[int, torch.Tensor]]] = defaultdict(list)
-    for number, agreements in enumerate(measured.values()):
-        for agreement in agreements:
-            by_device[agreement.device].append((number, agreement))
-    sums = torch.zeros(len(measured), 3, dtype=torch.float64)
-    for entries in by_device.values():
-        numbers, values = zip(*entries, strict=True)
-        sums.index_add_(0, torch.tensor(numbers), torch.stack(values).to("cpu", torch.float64))
-    counts = torch.tensor([len(agreements) for agreements in measured.values()])
-    return {cell: Agreement(*row) for cell, row in zip(measured, (sums / counts[:, None]).tolist(), strict=True)}
+def _mean(measured: Iterable[torch.Tensor]) -> Agreement:
+    return Agreement(*torch.stack([values.to("cpu", torch.float64) for values in measured]).mean(dim=0).tolist())
 
 
 def _compared(times: Times, times_otherwise: Times, devices: int) -> SpeedComparison | None:

@@ -159,17 +159,19 @@ class Session:
         key: equal for calls of equal form. Why not is noted for the report.
         """
         reason = self._no_slices.get(key) or self._no_slices.get(None)
-        if reason is None and self.measures_quality:
-            reason = "[SA-324] the report compares them with full precision"
-        if reason is None and self.dispatcher.sparsity is not None:
-            reason = "[SA-324] `sparse` looks at all of q and k at once"
-        if reason is None and self.leaves_to_declared:
-            reason = "[SA-324] the model's file asks for another attention"
-        if reason is None and model_pass.nonfinite_flag(device) is None:
-            reason = "[SA-324] the guard, which sees where a slice does not fit the first, is off or looks at each call"
-        if reason is not None:
-            self.note_whole(reason)
-        return reason is None
+        if reason is None:
+            if self.measures_quality:
+                reason = "[SA-324] the report compares them with full precision"
+            elif self.dispatcher.sparsity is not None:
+                reason = "[SA-324] `sparse` looks at all of q and k at once"
+            elif self.leaves_to_declared:
+                reason = "[SA-324] the model's file asks for another attention"
+            elif model_pass.nonfinite_flag(device) is None:
+                reason = "[SA-324] the guard, which sees whether slices fit the first one, is off or looks at each call"
+            else:
+                return True
+        self.note_whole(reason)
+        return False
 
     def note_whole(self, reason: str) -> None:
         """q, k and v of a call that could come in slices come as wholes."""

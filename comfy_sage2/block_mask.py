@@ -158,10 +158,7 @@ class BlockMask:
             self.invalid.masked_fill_(counts.any() | outside.any() | twice.any(), 1)
 
     def check(self) -> None:
-        """Raise ValueError for the first count or number that is out of range or given twice; waits for the device.
-
-        The message names batch, head, block of queries and entry.
-        """
+        """ValueError names the first count or number that is out of range or given twice; waits for the device."""
         lists = self.lists.cpu()
         blocks = lists.shape[3] - 1
         counts, outside, twice = _wrong(lists)

@@ -35,10 +35,7 @@ _WRONG_CHOICE = "[SA-601]"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What would happen to an ordinary call on one device in one mode.
-
-    reasons: accelerated backend -> None if it can run, else why not, in order of preference.
-    """
+    """What an ordinary call would get: accelerated backend -> None if it can run, else why not, in order."""
 
     device: str
     mode: str

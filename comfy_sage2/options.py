@@ -104,10 +104,7 @@ class AttentionOptions:
 
     @classmethod
     def of(cls, options: AttentionOptions | None, choices: Mapping[str, Any]) -> AttentionOptions:
-        """`options`, or the defaults, changed by `choices` (field -> value).
-
-        TypeError for an unknown choice, and for `options` of another class.
-        """
+        """`options`, or the defaults, changed by `choices`; TypeError for an unknown one or another class."""
         for name in choices:
             if name not in NAMES:
                 raise TypeError(f"[SA-208] unexpected keyword argument {name!r}; the options are {', '.join(NAMES)}")

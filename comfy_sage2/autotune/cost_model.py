@@ -158,10 +158,7 @@ class TunedChoices:
         return [candidate for candidate in self._candidates if candidate.mode == PEER]
 
     def is_faster(self, candidate: Candidate, other: Candidate, work: Work) -> bool:
-        """Whether many such calls in a row take less time by `candidate`, by more than the noise.
-
-        Each of them takes as long as the GPU or the host, whichever is slower. False where one was not timed.
-        """
+        """Whether many such calls in a row take clearly less time, by the GPU or the host, whichever is slower."""
         seconds, limit = self._seconds_in_a_row(candidate, work), self._seconds_in_a_row(other, work)
         return seconds is not None and limit is not None and seconds * (1.0 + self.margin) < limit
 
@@ -224,10 +221,7 @@ class TunedChoices:
         return min(close, key=errors.__getitem__) if len(times) > 1 else None
 
     def fastest_of(self, mode: str, work: Work, *, rotate: bool, pv_accumulator: str | None = None) -> Candidate | None:
-        """The candidate of `mode` that was measured to be the fastest in `work`, of those that do not smooth V.
-
-        pv_accumulator: None takes the faster accumulators.
-        """
+        """The fastest candidate of `mode` in `work` that does not smooth V; None takes the faster accumulators."""
         timed = {
             candidate: seconds
             for (candidate, size), seconds in self.times.seconds.items()
@@ -247,10 +241,7 @@ class TunedChoices:
         return max(works, key=lambda work: work.pairs)
 
     def lines(self) -> list[str]:
-        """The table in words: speeds and errors of the longest call of each head_dim, and the fastest.
-
-        Candidates that smooth V are left out: that costs little.
-        """
+        """In words, the speeds and errors of the longest call of each head_dim by candidates that do not smooth V."""
         lines = []
         for head_dim in self.head_dims:
             work = self.long_call(head_dim)

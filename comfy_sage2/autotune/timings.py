@@ -85,10 +85,7 @@ class Work:
 
     @classmethod
     def of(cls, signature: CallSignature) -> Work | None:
-        """What the time of a call depends on; None where that is not known.
-
-        That is with block masks, in float32, and with masks that differ between queries or heads.
-        """
+        """None for block masks, float32, and masks that differ between queries or heads: their times are not known."""
         mask = signature.mask_shape
         if signature.block_mask is not None or signature.dtype == torch.float32:
             return None

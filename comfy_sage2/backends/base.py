@@ -43,10 +43,7 @@ class Slices(ABC):
 
 
 class BoundCall(ABC):
-    """Computes calls of one signature by one backend; what they have in common is worked out. Threads may share it.
-
-    takes_reshaped: `run_reshaped` is there.
-    """
+    """Computes calls of one signature by one backend; threads may share it. takes_reshaped: has `run_reshaped`."""
 
     takes_reshaped = False
 
@@ -126,10 +123,7 @@ class Backend(ABC):
         return None
 
     def reason_against(self, signature: CallSignature) -> str | None:
-        """The first reason why this backend cannot run `signature`, or None when it can.
-
-        The constraints come first, so that kernels are loaded only for a GPU that can run them.
-        """
+        """The first reason why this backend cannot run `signature`, or None; kernels are loaded last."""
         reason = self.reason_of_constraints(signature) or self.availability()
         if reason is None and signature.rotated_heads is not None and not self.takes_rotated_heads():
             reason = NO_ROTATED_HEADS

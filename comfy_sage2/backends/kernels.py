@@ -41,10 +41,7 @@ class KernelBackend(Backend):
         *,
         least_skipped: Mapping[str, float] = _LEAST_SKIPPED,
     ) -> None:
-        """The module of `architecture` is built for GPUs of these capabilities.
-
-        least_skipped: by mode, see `Backend.least_skipped`.
-        """
+        """The module of `architecture` is built for GPUs of these capabilities; least_skipped: by mode."""
         self.name = architecture
         self.capabilities = capabilities
         self._least_skipped = least_skipped
@@ -151,10 +148,7 @@ def _reason_against_product(signature: CallSignature, products: Sequence[Product
 
 
 class _Untested(BoundCall):
-    """Defers the self-test (graph capture or low memory when the call was bound) to the first run that allows it.
-
-    RuntimeError from each method when the self-test fails.
-    """
+    """Defers the self-test (graph capture or low memory at bind time) to the first run that allows it, or raises."""
 
     def __init__(self, backend: KernelBackend, call: KernelCall, signature: CallSignature) -> None:
         self._backend, self._call, self._signature = backend, call, signature

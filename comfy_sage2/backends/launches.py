@@ -80,10 +80,7 @@ class Launches:
 
     @cached_property
     def released_bytes(self) -> int:
-        """Memory beside q, k, v and the output at the peak of a call that lets go of q, k and v once it has them.
-
-        It may be less than nothing.
-        """
+        """Beside q, k, v and the output at the peak of a call that lets go of q, k and v; may be less than nothing."""
         call, reads = self._signature, self.whole.parts[0].plan.attention_reads
         forms = {"q": call.q, "k": call.k, "v": call.v}
         let_go = sum(form.nbytes for name, form in forms.items() if name not in reads)

@@ -123,10 +123,7 @@ class CallSignature(NamedTuple):
 
     @classmethod
     def minimal(cls, device: torch.device, options: AttentionOptions, routing: Routing = ANYONE) -> CallSignature:
-        """A minimal call that every kernel supports.
-
-        If a backend refuses it, the cause is the machine or `options`, not the shape.
-        """
+        """A call that every kernel supports: if a backend refuses it, the cause is the machine or `options`."""
         sizes = {"B": 1, "H": 8, "N": 1024, "D": 128}
         shape = torch.Size(sizes[axis] for axis in options.layout)
         form = TensorForm.contiguous(shape, torch.float16, device)

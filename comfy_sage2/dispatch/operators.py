@@ -64,10 +64,7 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> An
 
 
 def run_by_the_compiler(function: Callable[..., Any]) -> None:
-    """Have the compiler call `function` when it traces a call, and take the result for a constant.
-
-    As torch.compiler.assume_constant_result does, which imports the whole compiler first.
-    """
+    """As torch.compiler.assume_constant_result, which imports the whole compiler first."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -75,10 +75,7 @@ class CallPlan:
         return 2 * call.q.nbytes + call.k.nbytes + call.v.nbytes
 
     def peak_bytes(self, *, released: bool = False) -> int | None:
-        """Memory of a call at its peak, with q, k, v and the output; None where the backend does not tell.
-
-        released: of one that begins by `prequantize`.
-        """
+        """With q, k, v and the output, or None if the backend does not tell. released: it begins by `prequantize`."""
         scratch = self._call.scratch_bytes
         return None if scratch is None else self.plain_bytes + scratch[released]
 
@@ -116,10 +113,7 @@ class Refusal:
 
 
 def plan(signature: CallSignature) -> CallPlan | Refusal:
-    """The plan of calls of `signature`, from the cache where it was made before.
-
-    It holds for the backends of the registry, and for what was timed so far.
-    """
+    """The plan of calls of `signature`, cached for these backends and for what was timed so far."""
     return _plan(signature, registry.BACKENDS, store.generation)
 
 
@@ -145,10 +139,7 @@ def _plan(signature: CallSignature, backends: tuple[Backend, ...], generation: i
 
 
 def choose(signature: CallSignature) -> Backend | Refusal:
-    """Who computes calls of `signature`, as its routing allows: of several the first accelerated one that can.
-
-    Raises ValueError for a name that no backend has.
-    """
+    """Who computes such calls: the first accelerated backend that can; ValueError for a name that none has."""
     name = signature.routing.backend
     if name is not None:
         backend = registry.get(name)
@@ -171,10 +162,7 @@ def choose(signature: CallSignature) -> Backend | Refusal:
 
 
 def _faster_exact(signature: CallSignature, chosen: Backend, choices: TunedChoices) -> CallPlan | None:
-    """The plan of the fastest exact attention, where it was measured to be faster than the call by `chosen`.
-
-    In mode "exact" that is compared with ComfyUI's own attention.
-    """
+    """The plan of the fastest exact attention, if faster than `chosen`, or in mode "exact" than ComfyUI's own."""
     options = signature.options
     rival = Candidate(PLAIN)
     if not choices.exact:

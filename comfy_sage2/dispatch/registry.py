@@ -41,10 +41,7 @@ def kernels() -> tuple[Backend, ...]:
 
 
 def get(name: str) -> Backend:
-    """The backend called `name`, or another package's attention.
-
-    ValueError lists the backends when there is none; TypeError for what is no name.
-    """
+    """The backend called `name`, another package's too; ValueError if there is none, TypeError for no name."""
     if not isinstance(name, str):
         raise TypeError(f"[SA-208] backend must be the name of one or None, got {type(name).__name__}")
     for backend in (*BACKENDS, *PEERS):
@@ -56,8 +53,5 @@ def get(name: str) -> Backend:
 
 
 def explain(signature: CallSignature) -> dict[str, str | None]:
-    """Backend name -> None if it can run `signature`, else the reason, in order of preference.
-
-    Kernels are left out of what is said about mode "exact", and exact attentions of what is said about the others.
-    """
+    """Backend -> None or why it cannot run `signature`, in order of preference; only those that handle its mode."""
     return {backend.name: backend.reason_against(signature) for backend in candidates(signature)}

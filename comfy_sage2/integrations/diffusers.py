@@ -108,10 +108,7 @@ class Patch:
             )
 
     def undo(self) -> None:
-        """Give the model, and copies that were made of it, its own attention back; a second call does nothing.
-
-        RuntimeError when another library has wrapped an attention module's forward since: undo that first.
-        """
+        """Give the model and its copies their own attention back; RuntimeError when a later wrapper is still there."""
         for module, forward, _ in self._forwards:
             if module.__dict__.get("forward") is not forward:
                 raise RuntimeError(

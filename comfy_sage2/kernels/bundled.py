@@ -94,10 +94,7 @@ def architectures() -> tuple[str, ...]:
 
 
 def find(part: str) -> BundledWheel:
-    """The wheel of an architecture, or of HOST, that fits this system: of several the newest.
-
-    KernelUnavailable when there is none, naming what was looked for and what there is.
-    """
+    """The newest wheel of a part that fits this system. KernelUnavailable names what was looked for."""
     candidates = [wheel for wheel in read_manifest() if wheel.part == part]
     if not candidates:
         kernels = "launch code (comfy_sage2_host)" if part == HOST else f"{part} kernels"
@@ -116,10 +113,7 @@ def find(part: str) -> BundledWheel:
 
 
 def read_images(wheel: BundledWheel) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """What the build of a wheel's device images says of them, and the images by the names they are loaded by.
-
-    KernelUnavailable when the wheel was changed, or is no wheel of images.
-    """
+    """What the build says of a wheel's device images, and these by their names. KernelUnavailable if spoiled."""
     with _files(wheel) as files:
         images = {name.removesuffix(_IMAGE): content for name, content in files.items() if name.endswith(_IMAGE)}
         return json.loads(files["build.json"]), images

@@ -179,10 +179,7 @@ def bundled_wheels(architecture: str) -> tuple[BundledWheel, ...]:
 
 @cache
 def reason_unavailable(architecture: str) -> str | None:
-    """Why the kernels of an architecture cannot run on this machine, or None when they can.
-
-    Covers the module and the driver, not the GPU. The answer is kept for the life of the process.
-    """
+    """Why module or driver cannot run the kernels on this machine, or None; asked once in a process."""
     try:
         module = load(architecture)
         driver, needed = module.driver_version(), module.minimum_driver_version
@@ -200,10 +197,7 @@ def reason_unavailable(architecture: str) -> str | None:
 
 @cache
 def fingerprint(architecture: str) -> str:
-    """The SHA-256 that tells one build of an architecture's module from another. KernelUnavailable as for `load`.
-
-    That of the bundled wheels, by their sums in the manifest, or that of an installed module's files.
-    """
+    """A SHA-256 that tells builds of a module apart: of the wheels' sums, or of an installed module's files."""
     module = load(architecture)
     sums = "".join(wheel.sha256 for wheel in bundled_wheels(architecture))
     return hashlib.sha256(sums.encode()).hexdigest() if sums else _hash_of_files(module)

@@ -32,10 +32,7 @@ def _keys_per_step(options: ReferenceOptions) -> int:
 def key_steps(
     rows: slice, q_length: int, kv_length: int, options: ReferenceOptions, *, is_causal: bool
 ) -> Iterator[slice]:
-    """The keys that the online softmax of the queries `rows` takes in at a time, in its order.
-
-    With `diagonal_early`, `rows` are those of one block of queries.
-    """
+    """The keys that the softmax of `rows` (of one block, with `diagonal_early`) takes in at a time, in its order."""
     has_diagonal = is_causal or q_length == kv_length
     if is_causal:
         kv_length = min(kv_length, rows.stop)

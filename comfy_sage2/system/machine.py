@@ -67,10 +67,7 @@ def gpu_key(index: int) -> dict[str, str] | None:
 
 
 def driver_cuda() -> tuple[int, int]:
-    """The newest CUDA that the driver supports, such as (13, 0).
-
-    OSError says why the driver's library does not load, RuntimeError that it does not answer.
-    """
+    """The newest CUDA of the driver, such as (13, 0). OSError: it does not load; RuntimeError: it does not answer."""
     library = _driver_library("nvcuda.dll", "libcuda.so.1")
     version = ctypes.c_int()
     if library.cuDriverGetVersion(ctypes.byref(version)) != 0:

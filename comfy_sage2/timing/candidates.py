@@ -75,10 +75,7 @@ def calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor 
 
 
 def errors(device: torch.device, head_dim: int) -> dict[Candidate, ErrorsOfKinds]:
-    """The relative L2 errors of each candidate that quantizes, as `timings.Errors` has them.
-
-    A candidate that raises, or gives NaN, has none. Where no kernel runs, the reference has the errors of the modes.
-    """
+    """Relative L2 errors of candidates that quantize; none of one that raises or gives NaN. See `_REFERENCES`."""
     errors_of: dict[Candidate, list[float | None]] = {}
     for number, make in enumerate(_INPUTS):
         q, k, v = make(torch.Generator(device).manual_seed(23), head_dim)

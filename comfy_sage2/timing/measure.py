@@ -88,10 +88,7 @@ def remembered(index: int) -> TunedChoices | None:
 
 
 def measure_now(index: int) -> TunedChoices:
-    """Measure GPU `index` whatever is remembered of it.
-
-    RuntimeError when that is not possible now, and why.
-    """
+    """Measure GPU `index` whatever is remembered of it; RuntimeError says why it cannot be done now."""
     with _lock:
         _tried.add(index)
         choices = _measured(index)
@@ -100,10 +97,7 @@ def measure_now(index: int) -> TunedChoices:
 
 
 def _measured(index: int, progress: Progress = unseen) -> TunedChoices:
-    """The choices for GPU `index` by times that are taken now, and remembered.
-
-    RuntimeError without the memory for it, or when the times cannot be trusted.
-    """
+    """Measure and remember. RuntimeError without the memory for it, or when the times cannot be trusted."""
     if torch.cuda.mem_get_info(index)[0] < _FREE_BYTES:
         raise RuntimeError("[SA-114] less than 1 GiB of the GPU's memory is free: nothing was measured")
     with torch.cuda.device(index), torch.no_grad():

@@ -46,10 +46,7 @@ class GpuClock:
         self._needed: dict[Callable[[], object], int] = {}  # the head start that sufficed last, by its number
 
     def visit(self, run: Callable[[], object], calls: int) -> float:
-        """The GPU's seconds for one of `calls` calls in a row.
-
-        Where the GPU did not wait long enough the calls are made again, and it waits longer.
-        """
+        """The GPU's seconds for one of `calls` calls in a row, made again if the GPU did not wait long enough."""
         for number in range(self._needed.get(run, 0), len(_HEAD_STARTS)):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(_HEAD_STARTS[number] * calls)

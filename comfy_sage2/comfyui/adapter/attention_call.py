@@ -71,10 +71,7 @@ class AttentionCall:
         return _bound(*args, **kwargs)
 
     def keywords(self) -> dict[str, Any]:
-        """The call after q, k, v and heads as keyword arguments for one of ComfyUI's attention functions.
-
-        Arguments that only newer versions of ComfyUI know are left out unless they were given.
-        """
+        """The call after q, k, v and heads as keywords, without defaults that older versions of ComfyUI do not know."""
         keywords: dict[str, Any] = {
             "mask": self.mask,
             "attn_precision": self.attn_precision,
@@ -108,10 +105,7 @@ class AttentionCall:
             container.tensor = None
 
     def signature(self, options: AttentionOptions, routing: Routing) -> CallSignature:
-        """The signature of the call with `options`, which have its layout and scale.
-
-        Raises ValueError when the sizes do not fit `heads`.
-        """
+        """`options` have the call's layout and scale. ValueError when the sizes do not fit `heads`."""
         mask = self.mask_4d()
         optional = NO_TENSORS if mask is None else OptionalTensors(mask)
         return CallSignature.of(*self.tensors(), options, optional, routing)

@@ -90,10 +90,7 @@ NONE_DECLARED = DeclaredLayers({}, {})
 
 
 def declared_layers(model: Any, patches: Mapping[str, Any] | None = None) -> DeclaredLayers:
-    """What the attention modules of `model` (ComfyUI's BaseModel) ask for.
-
-    patches: its object patches, by name, which may not be applied yet.
-    """
+    """What attention modules of ComfyUI's `model` ask for; patches: its object patches, perhaps not yet applied."""
     diffusion_model = getattr(model, "diffusion_model", None)
     if not isinstance(diffusion_model, torch.nn.Module):
         return NONE_DECLARED

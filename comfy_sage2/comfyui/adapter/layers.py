@@ -39,10 +39,7 @@ def _block_in_words(part: Any, index: Any, kind: Any) -> str | None:
 
 
 def attention_layers(model: torch.nn.Module) -> int:
-    """How many modules of one of ComfyUI's models attend, by the code of their classes: what a pack put there is none.
-
-    A pass may leave some of them out, as those that attend to the text once.
-    """
+    """How many modules of a model of ComfyUI's attend, by the code of their classes; a pass may skip some."""
     names = []
     for name, module in model.named_modules():
         code = getattr(type(module).forward, "__code__", None)

@@ -68,10 +68,7 @@ def is_sparse_attention(function: object) -> bool:
 
 
 def block_owner(options: Mapping[str, Any]) -> str | None:
-    """Who replaces transformer blocks in a pass with these `transformer_options`, in words, or None.
-
-    Such a patch may compute a block's attention itself, or leave the block out, and then nobody is asked for it.
-    """
+    """Who replaces transformer blocks in a pass, and may compute their attention or leave it out, in words, or None."""
     replaced = options.get("patches_replace")
     blocks = replaced.get("dit") if isinstance(replaced, Mapping) else None
     patch = next(iter(blocks.values()), None) if isinstance(blocks, Mapping) else None

@@ -38,10 +38,7 @@ def reads_times() -> bool:
 
 
 def measures_quality() -> bool:
-    """Whether a report node of this run is to tell how close each call is to full precision.
-
-    A value that another node gives is not known yet while the model is sampled, and counts as off.
-    """
+    """Whether a report node of this run is to measure closeness; not where another node gives the value, too late."""
     nodes = (node for prompt in _own_prompts() for node in _nodes(prompt))
     return any(kind == REPORT and inputs.get("measure_quality") is True for kind, inputs in nodes)
 

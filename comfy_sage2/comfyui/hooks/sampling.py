@@ -140,10 +140,7 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
 
 
 def _model_keeps_nothing(model: Any, model_options: Mapping[str, Any]) -> bool:
-    """Whether no other pack stands around or within the model, which might keep results from pass to pass.
-
-    Caching packs wrap the call of the model, or replace methods of its parts by functions of their own.
-    """
+    """Whether no other pack stands around or within the model, as those do that keep results from pass to pass."""
     if FUNCTION_WRAPPER in model_options:
         return False
     patches = getattr(model, "object_patches", {})
@@ -159,10 +156,7 @@ def _model_keeps_nothing(model: Any, model_options: Mapping[str, Any]) -> bool:
 
 
 def _pass_keeps_nothing(control: Any, options: Mapping[str, Any]) -> bool:
-    """Whether a pass can be made again with the same result, as far as its own arguments tell.
-
-    A model takes a ControlNet's outputs out of their lists; others may keep what they have seen, such as a cache.
-    """
+    """Whether its arguments allow a pass to be made again with the same result: no ControlNet, cache or patch."""
     wrappers = options.get("wrappers", {})
     keys = {key for kind in (APPLY_MODEL, DIFFUSION_MODEL) for key, value in wrappers.get(kind, {}).items() if value}
     parts = any(options.get(name) for name in ("patches", "patches_replace", "ar_state"))

@@ -20,10 +20,7 @@ _CLOSENESS = ((0.999, "very close to"), (0.994, "close to"), (0.967, "less close
 
 
 def verdict(summary: Summary) -> str:
-    """Speed with its reason, and closeness; what was not measured is named.
-
-    Such as "1.9x faster sampling; very close to full precision (0.9998; 1 is identical)".
-    """
+    """Such as "1.9x faster sampling; very close to full precision (0.9998; 1 is identical)"."""
     backends = {share.decision.backend for share in summary.shares} - {None}
     if not backends:
         owners = dict.fromkeys(share.decision.by or FULL_PRECISION for share in summary.shares)
@@ -79,10 +76,7 @@ def worst_cell(summary: Summary) -> LayerStep | None:
 
 
 def mean_cosine(summary: Summary) -> float | None:
-    """The cosine similarity to full precision on average, rounded down: 1 would say that nothing differs.
-
-    None where it was not measured; else it may be NaN.
-    """
+    """The mean cosine similarity to full precision, rounded down, or NaN; None where it was not measured."""
     if not summary.agreement:
         return None
     cosine = average(layer_means(summary).values()).cosine

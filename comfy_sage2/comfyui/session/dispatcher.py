@@ -180,10 +180,7 @@ class Dispatcher:
         return None
 
     def _decision(self, call: AttentionCall, options: AttentionOptions) -> Decision:
-        """Who serves `call` with `options`.
-
-        It may be another attention that was measured to be faster, where the node's settings allow it.
-        """
+        """Who serves `call` with `options`, or what was measured to be faster, where the settings allow it."""
         return self._planned(call, options, self.routing if call.declared is None else self._routing_of_declared)
 
     def _planned(self, call: AttentionCall, options: AttentionOptions, routing: Routing) -> Decision:

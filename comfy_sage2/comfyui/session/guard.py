@@ -96,10 +96,7 @@ class Guard:
         self.trusts_repeats = False
 
     def downgrade(self, failed: Downgrade) -> None:
-        """A layer gave a result that was not finite; the first one is logged.
-
-        A layer's first failure stays, but a later one replaces a failure that was computed again in mode precise.
-        """
+        """Note a layer; its first failure stays, unless that was computed again in mode precise and fails now."""
         if not self.downgraded:
             log.warning("SageAttention2: guard: %s (the report lists further layers)", failed.text)
         known = self.downgraded.get(failed.site.layer)

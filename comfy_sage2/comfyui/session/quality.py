@@ -57,10 +57,7 @@ def compare(
 
 
 def time_comfyui(call: AttentionCall, fallback: Fallback, record: Recorder, warn: Callable[[str], None]) -> None:
-    """Record how long ComfyUI's attention takes for `call`, which a backend is about to serve.
-
-    It takes no more memory than without this node, as its output is gone before the backend begins.
-    """
+    """Record ComfyUI's time for a call that a backend is about to serve; the output is gone before that begins."""
     tensors = [container.tensor for container in call.containers]
     timer = start_timer(call.q.device)
     try:

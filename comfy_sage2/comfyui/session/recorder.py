@@ -109,10 +109,7 @@ class Recorder:
                 self._agreement.setdefault((layer, step), []).append(agreement)
 
     def wants_comparison(self, work: Hashable) -> bool:
-        """Count a call of `work` for a backend; whether ComfyUI's attention is to be timed on it, too.
-
-        That is so for two of them. The first one loads what it needs, which takes longer.
-        """
+        """Count a backend's call of `work`; True for the second and third: the first one loads what it needs."""
         if not self._runs:
             return False
         self._calls[work] += 1

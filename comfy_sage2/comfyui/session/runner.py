@@ -90,10 +90,7 @@ def _by_plan(
     rotated_heads: torch.Tensor | None,
     sparsity: BlockSparsity | None,
 ) -> tuple[torch.Tensor, Decision, bool]:
-    """The output as the caller expects it, how it was made, and whether it is finite where the guard looks at once.
-
-    Inputs in containers that nobody needs later are released as soon as the backend has quantized them.
-    """
+    """The output, how it was made, and whether it is finite; releases inputs in containers as early as it can."""
     session, plan = model_pass.session, decision.plan
     checks = session.dispatcher.guard
     assert plan is not None

@@ -154,10 +154,7 @@ class Session:
                 self.layers = len(model_pass.calls)
 
     def takes_slices(self, model_pass: ModelPass, device: torch.device, key: Hashable) -> bool:
-        """Whether calls of this pass may come in slices, as far as is known before there is one.
-
-        key: equal for calls of equal form. Why not is noted for the report.
-        """
+        """Whether calls of this pass may come in slices; if not, why is noted. key: equal for calls of equal form."""
         reason = self._no_slices.get(key) or self._no_slices.get(None)
         if reason is None:
             if self.measures_quality:

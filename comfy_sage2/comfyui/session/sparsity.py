@@ -107,10 +107,7 @@ class BlockSparsity:
         model_pass: ModelPass,
         guard: Guard | None,
     ) -> torch.Tensor | None:
-        """The output of `call` without some of its key blocks, in its layout; None where all are to be computed.
-
-        dense: the plan of the call with all blocks. optional: its tensors beside q, k and v.
-        """
+        """The output of a call without some key blocks, in its layout; None: all. dense: its plan with all of them."""
         if not self._active or not site.is_self or not model_passes.can_read_back(call.q.device):
             return None
         if guard is not None and site.layer in guard.downgraded:

@@ -56,10 +56,7 @@ _TORCHS_NAMES = {"query": "q", "key": "k", "value": "v"}
 
 
 def _function(name: str, mode: str, doc: str, **defaults: Any) -> Callable[..., Result]:
-    """A function of `sageattention` that computes attention in `mode`.
-
-    defaults: its parameters after q, k and v, in the order in which packs pass them by position.
-    """
+    """A function in `mode`; defaults: its parameters after q, k and v, in the order in which packs pass them."""
     order, names = (*_TENSORS, *defaults), {*defaults, "attn_mask"}
 
     def function(*args: Any, **kwargs: Any) -> Result:
@@ -177,10 +174,7 @@ def sageattn_varlen(
 def _options(
     mode: str, tensor_layout: str, given: dict[str, Any], *, return_lse: bool
 ) -> tuple[AttentionOptions, float | None, float]:
-    """What the arguments `given` come to: options, the scale and the dropout.
-
-    The options have the scale too, where it is one that they can have; torch takes any.
-    """
+    """Options, scale and dropout. The options have the scale too, if they can have it; torch takes any."""
     for name in [name for name in given if name in _WITHOUT_EFFECT]:
         value, allowed = given.pop(name), _WITHOUT_EFFECT[name]
         if not any(value is permitted or value == permitted for permitted in allowed):

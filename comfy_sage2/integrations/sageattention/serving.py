@@ -140,10 +140,7 @@ run_by_the_compiler(_count_compiled)  # a lock and a log would break its graph
 
 
 def exact_output(inputs: CallTensors, options: AttentionOptions, scale: float | None, dropout_p: float) -> torch.Tensor:
-    """The output by torch, with gradients.
-
-    In plain torch where its fused attentions give NaN: some do for a scale that is not positive.
-    """
+    """The output by torch, with gradients; in plain torch for a scale with which its fused attentions give NaN."""
     if scale != options.scale and not any(tensor is not None and is_special(tensor) for tensor in inputs):
         return plain_attention(inputs, options, scale, dropout_p)[0]
     return torchs_attention(inputs, options, scale, dropout_p)
@@ -174,10 +171,7 @@ def _run(
 def served(
     inputs: CallTensors, options: AttentionOptions, *, where_faster: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The output of a call whose tensors are 4-D and fit each other, and its LSE or None; counted.
-
-    where_faster: as of `Routing`.
-    """
+    """Output and LSE, or None, of a counted call of 4-D tensors that fit. where_faster: as of `Routing`."""
     q, k, v = (with_dense_rows(tensor) for tensor in inputs[:3])
     mask = inputs.mask
     optional = NO_TENSORS if mask is None else OptionalTensors(mask)

@@ -23,11 +23,7 @@ _MOST_ENTRIES = 50  # the times of a GPU take about 8 kB
 
 @dataclass(frozen=True)
 class CacheFile:
-    """The file at `path`; None keeps nothing.
-
-    Several processes may read and write at once: each sees a whole file, and of two that write at the same moment one
-    may lose its entry.
-    """
+    """The file at `path`; None keeps nothing. Each process sees a whole file; of two writers at once one may lose."""
 
     path: Path | None
 

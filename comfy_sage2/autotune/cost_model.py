@@ -106,10 +106,9 @@ class TunedChoices:
         self.head_dims = sorted({head_dim for _, head_dim, _ in self._models})
 
     def seconds(self, candidate: Candidate, work: Work) -> float | None:
-        """Predicted seconds of the GPU for a call, from the model fitted at the next larger measured head_dim.
+        """Predicted seconds of the GPU, from the model fitted at the next larger measured head_dim.
 
-        Where calls in its order in memory were not timed, the other order stands for them, and those that do not
-        smooth V for those that do; nothing stands for calls with a mask.
+        For what was not timed the other order in memory stands, and no smoothing of V; for calls with a mask nothing.
         """
         head_dim = self.timed_head_dim(work.head_dim)
         if head_dim is None:
@@ -199,10 +198,9 @@ class TunedChoices:
         return "fp16" if mean < 0.0 else "fp32"
 
     def pv_format(self, mode: str) -> str | None:
-        """The closest to exact attention of the formats of P and V that take at most 3 % longer than the fastest.
+        """Of the formats of P and V within 3 % of the fastest the closest to exact, in each head_dim's longest call.
 
-        Each with its faster accumulators, in the longest call that was timed of each head_dim. None where that is not
-        known of two or more.
+        None where two or more are not known.
         """
         times: dict[str, float] = {}
         errors: dict[str, float] = {}

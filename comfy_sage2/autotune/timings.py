@@ -34,8 +34,7 @@ _MOST_MULTIPROCESSORS = 10000
 class Candidate:
     """A backend, or PLAIN, with the options that its time depends on; the mode is of `AttentionOptions`, or PEER.
 
-    `rotate` stands for "on", for "given" and for "auto", which takes at most as long. `pv` is AUTO where a backend has
-    no choice of formats.
+    `rotate` stands for "on", "given" and "auto", which takes at most as long. `pv` is AUTO without a choice of formats.
     """
 
     backend: str
@@ -66,13 +65,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Work:
-    """The size of a call and what else its time depends on.
+    """The size of a call and what else its time depends on; `heads` of the whole batch.
 
-    Attributes:
-        heads: of the whole batch.
-        is_causal: half of the pairs do not count.
-        heads_first: in memory the tokens of a head lie together, (B, H, N, D), else the heads of a token.
-        hides_keys: a mask hides keys, the same ones from all queries and heads.
+    heads_first: in memory the tokens of a head lie together, (B, H, N, D), else the heads of a token.
+    hides_keys: a mask hides keys, the same ones from all queries and heads.
     """
 
     heads: int

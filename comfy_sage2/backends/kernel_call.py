@@ -162,11 +162,7 @@ class KernelCall(BoundCall):
 
 @dataclass(frozen=True, slots=True)
 class Prequantized:
-    """A call whose q, k and v are quantized in its workspace; calling it ends it.
-
-    Attributes:
-        qkv: q, k and v, each of them None where the attention phase does not read it.
-    """
+    """A call whose q, k and v are quantized in its workspace; calling it ends it. qkv: those that this still reads."""
 
     call: KernelCall
     launches: Launches

@@ -29,11 +29,8 @@ _TOLERANCE = 1.01  # of time, for less memory
 
 
 class Part(NamedTuple):
-    """A part of a call.
-
-    Attributes:
-        plan: the module's plan of it, as docs/dev/kernels.md describes it. Several threads may run it.
-        offsets: bytes from the beginning of each operand to that of the part, in the order of `Plan.run`.
+    """A part of a call: its plan (docs/dev/kernels.md), which several threads may run, and the bytes from the beginning
+    of each operand to that of the part, in the order of `Plan.run`.
     """
 
     plan: Any
@@ -41,12 +38,7 @@ class Part(NamedTuple):
 
 
 class Launches:
-    """The launches of calls whose tensors lie in memory as `views` say; ValueError for a call that `module` cannot run.
-
-    Attributes:
-        parts: of the call.
-        workspace_bytes: of scratch memory that `enqueue` needs.
-    """
+    """The launches of calls whose tensors lie in memory as `views` say; ValueError if `module` cannot run them."""
 
     def __init__(
         self,
@@ -56,11 +48,7 @@ class Launches:
         bound: int | None = None,
         further: Fields | None = None,
     ) -> None:
-        """
-        Args:
-            bound: of `workspace_bytes`, where single heads need no more; None for `workspace_bound`.
-            further: fields of the plans.
-        """
+        """bound: of `workspace_bytes`, where single heads need no more. further: fields of the plans."""
         self._module, self._signature, self._views = module, signature, views
         bound = workspace_bound(signature) if bound is None else bound
         self.parts = parts_of(module, signature, views, bound, further)

@@ -38,13 +38,9 @@ Function = Callable[[Any, Any, Any, Any, CallSignature], Any]
 
 @dataclass(frozen=True)
 class PeerFunctions:
-    """What a package has.
+    """What a package has: `attend` gives the output, `prequantize` a function that gives it without q, k, v, or None.
 
-    Attributes:
-        attend: gives the output. The tensors are in the layout of the call where that is one of `layouts`, else
-            (B, H, N, D).
-        layouts: of "BHND" and "BNHD".
-        prequantize: gives a function that gives the output and no longer needs q, k and v; None where there is none.
+    The tensors are in the layout of the call where that is one of `layouts`, "BHND" and "BNHD", else (B, H, N, D).
     """
 
     attend: Function

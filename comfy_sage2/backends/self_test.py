@@ -36,13 +36,8 @@ _postponed: set[tuple[str, int]] = set()
 
 @dataclass(frozen=True)
 class TestResult:
-    """The result of a module's test on a GPU.
-
-    Attributes:
-        reason: why the module must not be used there, or None.
-        calls: how many were compared; 0 if an earlier process tested the module.
-        seconds: how long the test took.
-        failed: formats of P and V that must not be used there, with reasons. Other formats replace them.
+    """Why a module must not be used on a GPU, or None; how many calls were compared, 0 in this process if it passed
+    earlier; and with their reasons formats of P and V that others replace.
     """
 
     reason: str | None

@@ -19,13 +19,8 @@ def is_indexed(name: str) -> bool:
 
 
 class CallSite(NamedTuple):
-    """Where in a sampling an attention call stands.
-
-    Attributes:
-        layer: the number of the call's name, from 0, in the order in which the names of a sampling first came.
-        step, steps: sampling step from 0, and the number of steps.
-        name: of the call; the same in each pass.
-        is_self: whether q and k come from the same tokens.
+    """Where in a sampling an attention call stands: `layer` is the number of its name, which is the same in each pass;
+    `step` counts from 0; `is_self` where q and k come from the same tokens.
     """
 
     layer: int

@@ -101,11 +101,7 @@ class CallSignature(NamedTuple):
         optional: OptionalTensors = NO_TENSORS,
         routing: Routing = ANYONE,
     ) -> CallSignature:
-        """The signature of a call, which need not be valid.
-
-        Raises:
-            TypeError: an argument is no tensor.
-        """
+        """The signature of a call, which need not be valid; TypeError for an argument that is no tensor."""
         try:
             return cls(
                 options,

@@ -20,12 +20,7 @@ _Target = tuple[int, int, int, int]  # batch, q_heads, q_length, kv_length
 
 
 def check_call(signature: CallSignature) -> None:
-    """Check everything that a call may have wrong, whoever computes it.
-
-    Raises:
-        TypeError: an unsupported dtype, or dtypes that differ.
-        ValueError: ranks, devices, sizes or strides that do not fit together.
-    """
+    """TypeError for dtypes, else ValueError: everything that a call may have wrong, whoever computes it."""
     q, k = signature.q, signature.k
     _check_tensors(q, k, signature.v, signature.layout)
     target = (signature.batch, signature.q_heads, signature.q_length, signature.kv_length)

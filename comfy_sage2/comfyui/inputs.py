@@ -20,12 +20,9 @@ _OF_A_MODEL = ("clone", "get_wrappers", "load_device", "model_options")  # of Co
 
 
 def read_inputs(node: type[io.ComfyNode], given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The checked values of the inputs of `node`, and a note that names the inputs it does not have.
+    """The checked values of a node's inputs, and a note on others; ValueError for what an input cannot take.
 
-    given: what ComfyUI passes to `execute`, which drops values of inputs that the node does not have: so the prompt is
-        asked too, where it is a hidden input.
-
-    ValueError: another node gave a value that the input cannot take.
+    ComfyUI drops values of inputs that the node does not have: so the prompt is asked too, where it is a hidden input.
     """
     schema = node.define_schema()
     kinds = {node_input.id: str(node_input.io_type) for node_input in schema.inputs}

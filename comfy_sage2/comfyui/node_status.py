@@ -41,10 +41,9 @@ class NodeStatus:
         self._entries: OrderedDict[tuple[str, str], Entry] = OrderedDict()
 
     def publish(self, kind: str, node: object, extra: object, run: str | None, text: str, badge: Badge) -> None:
-        """Keep and send what a node of class `kind` says.
+        """Keep and send what a node says, unless `extra`, which a page sends with a prompt, names no workflow.
 
-        node: its number in the prompt. extra: what the page sends with the prompt; without a workflow in it nothing is
-        kept. run: of ComfyUI's queue, by its number. text: in sentences, or empty.
+        kind, node: its class and its number in the prompt. run: of ComfyUI's queue. text: in sentences, or empty.
         """
         sent = extra.get("workflow") if isinstance(extra, Mapping) else None
         workflow = sent.get("id") if isinstance(sent, Mapping) else None

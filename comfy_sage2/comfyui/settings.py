@@ -74,10 +74,9 @@ class Settings:
     notes: tuple[str, ...] = ()
 
     def with_inputs(self, values: Mapping[str, Any], notes: Iterable[str] = ()) -> Settings:
-        """These settings with `values` of a node's inputs in their place, and more `notes`.
+        """These settings with `values` of a node's inputs and more `notes`; ValueError for shares out of range.
 
-        A workflow may have been saved by another version of the pack: for a choice that this one does not have it takes
-        the default, and a note names it. Raises ValueError for shares of the steps that cannot be.
+        For a choice that this version does not have the default is taken, and a note names it.
         """
         defaults = {field.name: field.default for field in fields(self)}
         taken, further = dict(values), list(notes)

@@ -106,11 +106,7 @@ def refuse_tangents(*tensors: torch.Tensor | None) -> None:
 
 
 def run(call_plan: CallPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
-    """Run a plan on tensors of its signature; by the torch operator where something has to see the call.
-
-    Raises:
-        RuntimeError: a failure of the device, or derivatives in forward mode, of which there are none.
-    """
+    """Run a plan; by the torch operator where something has to see the call, which then has no forward derivatives."""
     if has_observer(q, k, v, optional.attn_mask):
         return observed(q, k, v, optional, call_plan.backend.name, call_plan.signature.options)
     return call_plan.run(q, k, v, optional)

@@ -88,11 +88,9 @@ class CallPlan:
 
 @dataclass(frozen=True, eq=False)
 class Refusal:
-    """Why no call of a signature can be computed.
+    """Why no call of a signature can be computed: `attention` raises `error` with `text`.
 
-    Attributes:
-        error: what `attention` raises, and `text`: with these words.
-        reasons: by the names of the backends that were candidates; empty where the call itself is wrong.
+    reasons: by the names of the backends that were candidates; empty where the call itself is wrong.
     """
 
     error: type[Exception]
@@ -298,9 +296,8 @@ def with_rotated_heads(signature: CallSignature) -> CallSignature:
 
 
 def rotated_plan(chooses: CallPlan, *, some: bool, reconsiders: bool = False) -> CallPlan | Refusal:
-    """The plan of the calls of `chooses`, which give their rotated heads, once these are known.
+    """The plan of the calls of `chooses` once their rotated heads are known; some: there may be such, and it gets them.
 
-    some: there are such heads, or may be: the call gets them. Else none is rotated.
     reconsiders: another attention may replace it, as the routing of `chooses` allows; else the backend stays.
     """
     call = chooses.signature

@@ -40,13 +40,9 @@ _BINARY_SUFFIXES = {".so", ".pyd", ".cubin", ".xz", ".json"}
 
 
 def load(architecture: str) -> ModuleType:
-    """The kernel module of an architecture such as "sm90"; needs neither torch nor a driver.
+    """The kernel module of an architecture such as "sm90", loaded once, without torch or a driver; any thread may ask.
 
-    The outcome is kept for the life of the process. Safe to call from several threads.
-
-    Raises:
-        KernelUnavailable: there is no module, or it was tampered with, cannot be unpacked or imported, or has
-            another ABI than this library.
+    KernelUnavailable: there is none, or it was spoiled, cannot be unpacked or imported, or has another ABI.
     """
     with _lock:
         if architecture not in _outcomes:

@@ -32,10 +32,9 @@ def cache_folders() -> tuple[Path, ...]:
 
 
 def place(path: Path, content: bytes) -> None:
-    """Have the file `path` hold `content`, whole, and be changeable by this user and root alone.
+    """Have the file `path` hold `content`, whole, and be changeable by this user and root alone, or raise OSError.
 
-    What is there already stays if it is that, and is replaced if it is not. Safe to call from several processes at
-    once. OSError when it cannot be done.
+    What is there already stays if it is that. Safe to call from several processes at once.
     """
     make_folders(path.parent)
     if _others_may_change(path.parent.stat()):

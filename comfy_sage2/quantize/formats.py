@@ -22,9 +22,8 @@ _EXPONENT_BITS = 0x7F800000  # of float32
 class NumberFormat:
     """A number format as a quantizer sees it.
 
-    Attributes:
-        maximum: the magnitude that the largest element of a group is scaled to; None means elements are not scaled.
-        round: maps float32 to the nearest representable value (ties to even) in float32, saturating, NaN kept.
+    maximum: what the largest magnitude of a group is scaled to; None scales nothing.
+    round: float32 to the nearest representable value (ties to even) in float32, saturating, NaN kept.
     """
 
     name: str

@@ -15,10 +15,7 @@ def overlapping(active_blocks: torch.Tensor, rows: slice, keys: slice) -> torch.
 
 
 def mask_skipped_blocks_(scores: torch.Tensor, active: torch.Tensor, rows: slice, keys: slice) -> torch.Tensor:
-    """Set the scores (B, Hq, rows, keys) of skipped blocks to -inf.
-
-    active: as `overlapping` gives it for these tokens.
-    """
+    """Set the scores (B, Hq, rows, keys) of blocks that `overlapping` does not call active to -inf."""
     active = active.repeat_interleave(BLOCK_TOKENS, dim=2).repeat_interleave(BLOCK_TOKENS, dim=3)
     first_row, first_key = rows.start % BLOCK_TOKENS, keys.start % BLOCK_TOKENS
     active = active[:, :, first_row : first_row + scores.shape[2], first_key : first_key + scores.shape[3]]

@@ -53,11 +53,9 @@ def all_candidates() -> list[Candidate]:
 
 
 def calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> dict[Candidate, Run]:
-    """Each candidate that can run attention on q, k and v, (B, H, N, D), ready to be timed.
+    """Each candidate that can run attention on q, k and v, (B, H, N, D), and a bool mask (1, 1, 1, Nkv), to be timed.
 
     Those that rotate get half of the heads to rotate, where the backend takes them.
-
-    mask: bool (1, 1, 1, Nkv), or None.
     """
     runs: dict[Candidate, Run] = {Candidate(PLAIN): partial(_plain, q, k, v, mask)}
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))

@@ -31,13 +31,10 @@ def unseen(finished: int, parts: int) -> None:
 
 
 class GpuClock:
-    """Times calls by CUDA events on the current stream.
+    """Times calls by CUDA events on the current stream. The GPU waits until all calls are enqueued.
 
-    The GPU waits until all calls are enqueued: their way through Python is timed by itself.
-
-    Attributes:
-        host: call -> seconds for which one of its calls kept this thread, for each visit.
-        progress: called before the first visits and before each round.
+    host: call -> seconds for which one of its calls kept this thread, for each visit.
+    progress: called before the first visits and before each round.
     """
 
     def __init__(self, progress: Progress = unseen) -> None:

@@ -37,8 +37,7 @@ _compiled_with: weakref.WeakKeyDictionary[torch.nn.Module, tuple[object, ...]] =
 def sampling_wrapper(session: Session) -> Callable[..., Any]:
     """A wrapper of ComfyUI's outermost sampling function; `sessions_of` reads its `session`.
 
-    A sampling that begins within another one of the same model interrupts it: the rest of the outer one counts as a
-    sampling of its own.
+    A sampling within another one of the same model interrupts it: the rest of the outer one is a sampling of its own.
     """
     begun: list[Callable[[], None]] = []  # what begins each of the samplings that run, the outer one first
 

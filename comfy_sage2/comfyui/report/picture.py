@@ -69,10 +69,9 @@ class Figure(NamedTuple):
 
 
 def draw(sessions: list[Session], run: str | None = None) -> tuple[Image.Image, Image.Image]:
-    """Card and chart of the last node that was at work, in RGB, or why there is nothing to draw.
+    """Card and chart in RGB of the last node that was at work, or why there is nothing to draw.
 
-    The card has WIDTH x HEIGHT pixels. The chart is the card where closeness was not measured. run: of ComfyUI's queue,
-    which asks; what an earlier one recorded is told as that.
+    The chart is the card where closeness was not measured. run: of ComfyUI's queue, which asks.
     """
     at_work = [session for session in sessions if session.dispatcher.idle_reason is None]
     if not at_work:

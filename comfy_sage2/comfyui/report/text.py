@@ -150,11 +150,7 @@ def is_earlier(sessions: list[Session], prompt: str | None) -> bool:
 
 
 def session_report(session: Session, prompt: str | None = None, *, wants_quality: bool = False) -> str:
-    """The report of one node: what ran, what fell back and why, how long, how close to full precision.
-
-    prompt: the run of ComfyUI's queue that asks; what an earlier one recorded is told as that. wants_quality: where
-    closeness was not measured the report says why.
-    """
+    """The report of one node. prompt: the run that asks. wants_quality: say why closeness was not measured."""
     summary = session.record.summary()
     lines = [EARLIER] if is_earlier([session], prompt) else []
     title = f"SageAttention2: {session.dispatcher.title}"

@@ -50,11 +50,7 @@ class Dispatcher:
         is_first: bool = True,
         own_is_torchs: bool = False,
     ) -> None:
-        """
-        Args:
-            is_first: no other attention was on the model before, which would serve the calls that this node leaves.
-            own_is_torchs: what serves them is torch's attention, whose times are known.
-        """
+        """is_first: nobody else serves calls that the node leaves. own_is_torchs: torch does, whose times are known."""
         self.settings = settings
         self.expected = expected
         self.title = settings.describe()
@@ -102,11 +98,7 @@ class Dispatcher:
             self.rotations.end_sampling()
 
     def choose(self, call: AttentionCall, site: CallSite) -> Decision:
-        """How the call at `site` is to be served.
-
-        Calls of one form are decided once: again only after a measurement, where the guard took a layer out of use, or
-        where the steps of the node begin or end.
-        """
+        """How a call is to be served: of one form decided once for each step range, measurement and downgrade."""
         outside = self._reason_outside(site)
         downgrade = None if self.guard is None else self.guard.downgraded.get(site.layer)
         if not call.form.is_repeatable or call.needs_gradient:

@@ -30,11 +30,7 @@ class _Entry(NamedTuple):
 
 
 class Recorder:
-    """Records the sampling that runs or ran last; what happens outside of a sampling is not recorded.
-
-    times_calls: a report will read how long the calls took. Those of a sample of the steps are timed (`times_step`), as
-        that costs the host as much as all else.
-    """
+    """Records the sampling that runs or ran last. times_calls: a report reads times, of a sample of the steps."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -44,12 +44,9 @@ def torchs_attention(
 def plain_attention(
     inputs: CallTensors, options: AttentionOptions, scale: float | None, dropout_p: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and LSE in plain torch, some rows at a time; computed in float32, float64 for float64.
+    """Output and LSE (B, H, N) in plain torch, computed in float32, or float64 for float64; 0 and -inf for closed rows.
 
-    The LSE is float32, of q's shape (B, H, N) without the channels. A row that attends to nothing gives zeros and -inf.
-
-    Raises:
-        TypeError: tensors of which torch alone knows what they hold.
+    TypeError: tensors of which torch alone knows what they hold.
     """
     for name, tensor in zip(("q", "k", "v", "attn_mask"), inputs, strict=True):
         if tensor is not None and is_special(tensor):

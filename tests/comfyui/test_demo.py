@@ -18,7 +18,7 @@ from tools.comfyui.folders import reason_too_old_for_demo
 from .conversion import to_prompt
 from .installations import REPOSITORY, Installation, comfyui_python, installations
 
-TEMPLATE = REPOSITORY / "workflows" / "Demo model video without a GPU - SageAttention.json"
+TEMPLATE = REPOSITORY / "workflows" / "CPU demo SageAttention.json"
 JOB = Job("a red ball spins over a blue plain floor", width=64, height=64, frames=5, steps=3, guidance=2.0, seed=7)
 CALLS = 2 * 5  # of a step: self- and cross-attention of each layer; guidance runs as one batch
 

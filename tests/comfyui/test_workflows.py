@@ -17,7 +17,7 @@ from .installations import REPOSITORY, Installation
 
 UI_WORKFLOWS = sorted((REPOSITORY / "workflows").glob("*.json"))
 # Those that the quick tests open: the most used, one with two samplers, and the one that runs without a GPU.
-QUICK = ("Flux.1 text to image", "Wan2.2 text to video", "Demo model video without a GPU")
+QUICK = ("Flux.1 T2I", "Wan2.2 T2V", "CPU demo")
 SOME_TEMPLATES = [
     pytest.param(path, id=path.stem, marks=[] if path.stem.startswith(QUICK) else pytest.mark.exhaustive)
     for path in UI_WORKFLOWS

@@ -177,7 +177,7 @@ def picture(page: Page, kinds: tuple[str, ...] = (), margin: int = 20, settle: i
     """
     for _ in range(3):  # nodes that grow to show a picture do so when they are drawn
         page.evaluate(_FIT, [kinds, margin])
-        page.evaluate(_DRAWN)
+        page.evaluate(DRAWN)
     page.wait_for_timeout(settle)
     left, top, right, bottom = page.evaluate(_FRAME, [kinds, margin])
     whole = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
@@ -202,7 +202,7 @@ ds.offset[1] = (free.y + margin) / scale - top;
 app.canvas.setDirty(true, true);
 }}"""
 # In the first frame the canvas draws what changed before; the second one begins when that is done.
-_DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))"
+DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))"
 _FRAME = f"""([types, margin]) => {{ {_CHOSEN}
 const {{scale, offset}} = app.canvas.ds, box = app.canvas.canvas.getBoundingClientRect();
 const x = value => Math.round((value + offset[0]) * scale + box.left);

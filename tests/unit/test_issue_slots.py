@@ -48,20 +48,3 @@ def test_report_counts_per_score_and_names_the_limits() -> None:
     assert counts.ceilings["tensor"] == pytest.approx(4 * 128 * 64 / seconds * 1e-12, rel=1e-3)
     # LDS.128 of 32 lanes takes four clocks of 128 bytes; the LDS is padding.
     assert counts.ceilings["shared memory"] == pytest.approx(4 * 128 * 64 / 4 * 128 * 2.52e-3)
-
-
-@pytest.mark.parametrize(
-    ("card", "opcode"), [("RTX 3090", "QMMA.16832.F32.E4M3.E4M3"), ("RTX 5090", "IMMA.16864.S4.S4")]
-)
-def test_a_product_that_a_card_lacks_is_an_error(card: str, opcode: str) -> None:
-    with pytest.raises(ValueError, match=opcode):
-        count_issue_slots.tensor_clocks(opcode, count_issue_slots.CARDS[card])
-
-
-def test_steady_state_goes_through_the_products_of_the_scores() -> None:
-    skipping = LISTING.replace(
-        "        /*0010*/ ", "        /*0008*/               @P2 BRA `(.L_x_2) ;\n        /*0010*/ "
-    )
-    code, labels = count_issue_slots.parse(skipping)["kernel"]
-    opcodes = [instruction.opcode for instruction in count_issue_slots.steady_state(code, labels)]
-    assert opcodes[:2] == ["BRA", "IMMA.16864.S4.S4"]

@@ -5,12 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
-import sys
-import types
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -20,8 +16,8 @@ from lab.bench import accuracy, peers
 from lab.bench.accuracy import Errors
 from lab.bench.candidates import BenchmarkCandidate, Call, Inputs, PeerMissing
 from lab.bench.fp8 import quantize_heads, quantize_tensor
-from lab.bench.ours import EMULATED, Build, of_build
-from lab.bench.shapes import GROUPS, Shape, select
+from lab.bench.ours import Build
+from lab.bench.shapes import Shape, select
 
 SHAPE = Shape("small", batch=1, heads=2, length=100, head_dim=32, dtype="fp32")
 
@@ -37,38 +33,6 @@ def test_a_missing_package_is_listed_with_the_reason(monkeypatch: pytest.MonkeyP
         "sageattention": "not installed (pip install sageattention)",
         "flash-attention-3": "not installed (pip install flash_attn_3); not installed (pip install fa3-fwd)",
     }
-
-
-@pytest.mark.parametrize("error", [OSError, AssertionError])
-def test_a_package_that_does_not_load_is_listed_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
-    def fails(name: str) -> types.ModuleType:
-        raise error("libcudnn.so.9: cannot open shared object file")
-
-    monkeypatch.setattr(importlib, "import_module", fails)
-    assert peers.find(["cudnn-fp8"]).missing == {
-        "cudnn-fp8": "cudnn does not import: libcudnn.so.9: cannot open shared object file"
-    }
-
-
-def test_sageattention_2_is_measured_with_both_granularities_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = []
-
-    def on_hopper(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> torch.Tensor:
-        called.append(options["qk_quant_gran"])
-        return scaled_dot_product_attention(q, k, v)
-
-    package = SimpleNamespace(sageattn=None)
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.2.0")
-    monkeypatch.setitem(sys.modules, "sageattention", package)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert peers.find(["sageattention"]).missing["sageattention"].startswith("version 2.2.0 has no CUDA kernels")
-    package.sageattn_qk_int8_pv_fp8_cuda_sm90 = package.sageattn_qk_int8_pv_fp16_cuda = on_hopper
-    inputs = accuracy.make_inputs(SHAPE, device="cpu")
-    for candidate in peers.find(["sageattention", "sageattention-fp16"]).able:
-        candidate.attend(inputs.q, inputs.k, inputs.v)
-    assert called == ["per_thread", "per_warp", *["per_thread"] * 3]
 
 
 def test_fp8_quantization_of_heads() -> None:
@@ -93,17 +57,6 @@ def test_outliers_are_in_the_channels_that_are_named() -> None:
     torch.testing.assert_close(outliers.v - plain.v, torch.full_like(plain.v, 8.5))
 
 
-def test_masks_of_shapes() -> None:
-    padded = accuracy.make_inputs(replace(SHAPE, length=130, mask="padding"), device="cpu")
-    assert padded.attn_mask is not None and padded.attn_mask.shape == (1, 1, 1, 130)
-    assert padded.attn_mask[..., :30].all() and not padded.attn_mask[..., 30:].any()
-    with pytest.raises(PeerMissing, match="takes no mask"):
-        padded.without_mask()
-    each = accuracy.make_inputs(replace(SHAPE, key_length=70, mask="queries"), device="cpu")
-    assert each.attn_mask is not None and each.attn_mask.shape == (1, 1, 100, 70)
-    assert each.q.shape == (1, 2, 100, 32) and each.k.shape == each.v.shape == (1, 2, 70, 32)
-
-
 def test_errors_of_a_good_a_missing_and_a_failing_candidate() -> None:
     def good(inputs: Inputs) -> Call:
         # Returned doubled, so that decode has something to do.
@@ -124,26 +77,6 @@ def test_errors_name_the_worst_row_and_channel() -> None:
     out = exact.clone()
     out[0, 1, 2, 3] = 2.0
     assert astuple(Errors.of(out, exact)) == pytest.approx((1 / 64, 1 / 8, 1 / 4))
-
-
-@pytest.mark.parametrize(
-    ("architecture", "formats", "accumulators", "notes"),
-    [
-        ("sm90", ["fp8"], ["fp32"], {"8b fp32": "", "precise fp32": ""}),
-        (
-            "sm80", ["int8", "fp16"], ["fp32", "fp16"],
-            {"8b fp32": "", "8b fp16": "", "8b int8": "", "precise fp32": "", "precise fp16": ""},
-        ),
-        ("sm89", ["fp8"], ["fp32"], {"8b fp32": EMULATED, "precise fp32": ""}),
-    ],
-)  # fmt: skip
-def test_a_build_is_timed_with_what_it_has(
-    architecture: str, formats: list[str], accumulators: list[str], notes: dict[str, str]
-) -> None:
-    about = {"architecture": architecture, "version": "1.0.0", "target": "sm_90"}
-    module: Any = SimpleNamespace(**about, pv_formats=formats, pv_accumulators=accumulators)
-    candidates = of_build("new", module)
-    assert {candidate.name.removeprefix("new: "): candidate.note for candidate in candidates} == notes
 
 
 def test_two_builds_of_one_name_are_loaded_beside_each_other(tmp_path: Path) -> None:
@@ -171,16 +104,3 @@ def test_operations_are_those_of_two_matrix_products() -> None:
     (wan,) = select(["wan-14b-720p"])
     # 4 * 40 * 75600^2 * 128 operations in 95 ms.
     assert wan.teraflops(95.0) == pytest.approx(1232.1, abs=0.1)
-
-
-def test_names_are_selected_once_and_in_order() -> None:
-    chosen = select(["wan-14b-720p", "video", "d64-n8192"])
-    assert [shape.name for shape in chosen][:2] == ["wan-14b-720p", "wan-1.3b-480p"]
-    assert chosen[-1].name == "d64-n8192" and len(chosen) == len(GROUPS["video"]) + 1
-    assert len(select(["paper"])) == 2 * 2 * 6 and {shape.mask for shape in select(["calls"])} == {
-        None,
-        "padding",
-        "queries",
-    }
-    with pytest.raises(ValueError, match=r"one of paper, video, calls, .*got 'wan'"):
-        select(["wan"])

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from lab.bench import speed, timing
+from lab.bench import timing
 from lab.bench.candidates import Call, PreparedCandidate
 from lab.bench.kernel_times import KernelTimer
-from lab.bench.shapes import Shape, select
 from lab.bench.timing import RoundMedian, Timed, Turn, time_in_rounds
 
 
@@ -90,24 +89,9 @@ def test_candidates_take_turns(run: Any) -> None:
     assert len(results["a"].calls) == len(results["b"].calls) == 6
 
 
-def test_the_order_is_drawn_anew_for_every_pass(run: Any) -> None:
-    _, visits, timer = run({name: 50.0 for name in "abcde"}, seconds=1000.0)
-    timed = ["".join(visits[start : start + 5]) for start in range(5, len(visits), 5)]  # the first learns the lengths
-    assert len(timed) == len(timer.orders) == 9
-    assert len({*timed, *timer.orders}) > 9  # of 18: a drawn order may come again
-    assert len({order[0] for order in timed + timer.orders}) >= 4
-
-
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 5), (1000.0, 9)])
 def test_there_are_five_to_nine_rounds(run: Any, seconds: float, rounds: int) -> None:
     assert len(run({"a": 30.0}, seconds).results["a"].calls) == rounds
-
-
-def test_short_calls_are_repeated_and_first_run_untimed() -> None:
-    assert Turn.of(5.0) == (16, 8)
-    assert Turn.of(5.0, seconds=0.01) == (4, 2)
-    assert Turn.of(500.0) == (1, 1)
-    assert Turn.of(0.1) == Turn.of(0.0) == (400, 200)
 
 
 @pytest.mark.parametrize(("seconds", "turn"), [(1000.0, (80, 40)), (0.6, (40, 20)), (0.0, (20, 10))])
@@ -118,18 +102,3 @@ def test_a_visit_is_as_long_as_the_time_allows(run: Any, seconds: float, turn: t
 def test_the_spread_is_that_of_the_rounds() -> None:
     assert RoundMedian.of([]) is None
     assert RoundMedian.of([3.0, 1.0, 2.0]) == RoundMedian(2.0, 1.0)
-
-
-def test_time_is_shared_out_by_work() -> None:
-    small, large = Shape("small", 1, 1, 1024, 64), select(["hunyuan-720p"])[0]
-    clock = Clock()
-    given = []
-    for _, seconds in speed.shares((small, large, small), 100.0, clock):
-        given.append(seconds)
-        clock.now += seconds
-    assert given[1] > 10 * given[0] == pytest.approx(10 * given[2])
-    assert clock.now == pytest.approx(100.0)
-    late = speed.shares((small, small), 10.0, clock)
-    next(late)
-    clock.now += 50.0
-    assert next(late)[1] == 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +12,9 @@ from PIL import Image, ImageSequence
 
 from lab.demo import run
 from lab.demo.diffusers_host import DiffusersHost
-from lab.demo.job import FULL_PRECISION, MODES, Clip, Job
-from lab.demo.model import DemoModel, ReplacedAttention, pixels, starting_noise
-from lab.pictures import LABEL_HEIGHT, contact_sheet, write_animation, write_mp4
-from lab.progress import ProgressBar
-from tools.comfyui.folders import reason_too_old_for_demo
+from lab.demo.job import FULL_PRECISION, Clip, Job
+from lab.demo.model import DemoModel, ReplacedAttention, starting_noise
+from lab.pictures import LABEL_HEIGHT, write_animation, write_mp4
 
 SMALL = Job("a red ball spins over a blue plain floor", width=64, height=64, frames=5, steps=2, seed=7)
 
@@ -51,10 +48,6 @@ def test_a_mode_without_kernel_is_computed_by_the_reference(tmp_path: Path) -> N
         assert words in text, words
 
 
-def test_on_a_cpu_no_mode_has_a_kernel() -> None:
-    assert run.modes_without_kernel(torch.device("cpu")) == list(MODES)
-
-
 @pytest.mark.slow
 def test_the_modes_of_diffusers_agree_and_differ() -> None:
     host = DiffusersHost()
@@ -86,26 +79,11 @@ def test_a_step_goes_along_the_velocity_that_guidance_gives() -> None:
     assert replaced.calls == 20
 
 
-def test_pixels_of_a_video() -> None:
-    video = torch.tensor([-1.0, 0.0, 1.0]).view(3, 1, 1, 1).expand(3, 2, 4, 5)
-    frames = pixels(video)
-    assert frames.shape == (2, 4, 5, 3) and frames[0, 0, 0].tolist() == [0, 128, 255]
-
-
 def test_mp4_plays_back(tmp_path: Path) -> None:
     write_mp4(tmp_path / "a.mp4", torch.full((9, 32, 48, 3), 100, dtype=torch.uint8), 8)
     with av.open(str(tmp_path / "a.mp4")) as container:
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     assert len(frames) == 9 and frames[0].shape == (32, 48, 3) and abs(int(frames[4].mean()) - 100) <= 3
-
-
-def test_a_contact_sheet_has_a_row_for_each_label() -> None:
-    rows = {str(level): [torch.full((32, 48, 3), level, dtype=torch.uint8)] * 2 for level in (100, 110, 120)}
-    sheet = contact_sheet(rows)
-    height = sheet.height // 3
-    assert [sheet.getpixel((5, index * height + height // 2)) for index in range(3)] == [
-        (n,) * 3 for n in (100, 110, 120)
-    ]
 
 
 def test_an_animation_shows_each_clip_in_its_column_at_its_moment(tmp_path: Path) -> None:
@@ -117,25 +95,6 @@ def test_an_animation_shows_each_clip_in_its_column_at_its_moment(tmp_path: Path
             picture.seek(moment)
             for level, x in ((40 * moment, 30), (40 * moment + 100, 92)):
                 assert picture.convert("L").getpixel((x, LABEL_HEIGHT + 20)) == pytest.approx(level, abs=6)
-
-
-@pytest.mark.parametrize("lines", [10, 20])
-def test_progress_in_a_file_is_a_line_for_each_part(lines: int) -> None:
-    log = io.StringIO()
-    with ProgressBar("work", log, part=1.0 / lines) as progress:
-        for step in range(40):
-            progress(step / 40)
-    shown = [line[-4:].strip() for line in log.getvalue().splitlines()]
-    assert shown == [f"{part / lines:.0%}" for part in range(1, lines + 1)]
-    with pytest.raises(KeyError), ProgressBar("work", log := io.StringIO()):
-        raise KeyError
-    assert log.getvalue() == ""
-
-
-@pytest.mark.parametrize(("version", "fits"), [("0.3.64", False), ("0.8.0", True), ("1.0.0", True)])
-def test_versions_of_comfyui(version: str, fits: bool, tmp_path: Path) -> None:
-    (tmp_path / "comfyui_version.py").write_text(f'__version__ = "{version}"\n')
-    assert (reason_too_old_for_demo(tmp_path) is None) == fits
 
 
 def test_a_comfyui_that_does_not_start_is_told_without_a_traceback(

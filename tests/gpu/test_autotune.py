@@ -50,17 +50,6 @@ def test_it_leaves_random_numbers_alone() -> None:
     assert torch.equal(torch.cuda.get_rng_state(), state)
 
 
-def test_another_process_reads_what_was_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    choices = measured()
-    monkeypatch.setattr(store, "_choices", {})
-    monkeypatch.setattr(measure, "_tried", set())
-    monkeypatch.setattr(measure, "_measured", lambda *arguments: pytest.fail("it was measured again"))
-    device = torch.device("cuda", torch.cuda.current_device())
-    measure.ensure_timed(device)
-    read = store.choices_of(device)
-    assert read is not None and read.times == choices.times and read.lines() == choices.lines()
-
-
 def test_a_slower_candidate_loses(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = {candidate for candidate, _ in measured().times.seconds if candidate.backend.startswith("torch-")}
     assert len(exact) >= 2

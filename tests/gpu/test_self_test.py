@@ -119,32 +119,3 @@ def test_an_image_with_a_flipped_scale_is_found(name: str) -> None:
     reason = next(line for line in process.stdout.splitlines() if line.startswith("REASON "))
     print(reason)
     assert "relative L1" in reason
-
-
-def test_it_is_postponed_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    name = next((kernels.name for kernels in KERNELS if _runs(kernels.name)), None)
-    if name is None:
-        pytest.skip("no kernel module for this GPU")
-    chosen, index = backend(name), torch.cuda.current_device()
-    monkeypatch.setattr(cache_file, "user_cache", lambda: tmp_path)
-    monkeypatch.setattr(self_test, "_results", {})
-    x = torch.zeros(8, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        x.add_(1.0)
-        assert self_test.reason_against(name, index, chosen.variants) is None
-        assert self_test.is_postponed(name, index)
-    assert self_test._results == {}
-    assert self_test.is_postponed(name, index)
-    graph.replay()
-    assert self_test.reason_against(name, index, chosen.variants) is None
-    assert not self_test.is_postponed(name, index)
-    assert x.tolist() == [1.0] * 8
-
-
-def _runs(name: str) -> bool:
-    try:
-        backend(name)
-    except pytest.skip.Exception:
-        return False
-    return True

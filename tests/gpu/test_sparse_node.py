@@ -12,7 +12,6 @@ from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, Settings
-from comfy_sage2.dispatch import registry
 from comfy_sage2.options import MODES
 
 from .builds import relative_l1
@@ -72,15 +71,3 @@ def test_all_but_the_first_step_skip_blocks(mode: str, fresh_seed: int) -> None:
     assert session.dispatcher.sparsity is not None
     (layer,) = session.dispatcher.sparsity.layers().values()
     assert layer.computed < 0.5 and layer.error < 0.02
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_where_skipping_would_not_pay_all_blocks_are_computed(
-    mode: str, fresh_seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session, backend = sparse_session(mode)
-    monkeypatch.setattr(registry.get(backend), "least_skipped", lambda mode: 1.01)
-    outs = sampled(session, focused())
-    # A call that chooses its blocks does not wait for their share.
-    assert listed(session) == [False, True, False, True, False]
-    assert torch.equal(outs[2], outs[0]) and torch.equal(outs[4], outs[0])

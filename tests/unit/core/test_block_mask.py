@@ -13,7 +13,6 @@ from attention_oracle import oracle, relative_l1
 
 import comfy_sage2
 from comfy_sage2 import BlockMask
-from comfy_sage2.block_mask import blocks_of
 
 
 def noted(lists: BlockMask) -> int:
@@ -49,21 +48,6 @@ def test_a_causal_list_begins_on_the_diagonal() -> None:
     assert BlockMask.full(500, 200, is_causal=True).lists[0, 0, :, 1].tolist() == [0, 1, 1, 1]
 
 
-@pytest.mark.parametrize(("q_length", "kv_length"), [(1, 1), (128, 129), (300, 77)])
-def test_dense_lists_have_every_block(q_length: int, kv_length: int) -> None:
-    lists = BlockMask.full(q_length, kv_length, batch=2, heads=3)
-    assert lists.lists.shape == (2, 3, blocks_of(q_length), 1 + blocks_of(kv_length))
-    assert lists.to_dense().all()
-    lists.check()
-
-
-def test_what_lies_behind_the_count_is_not_read() -> None:
-    poisoned = torch.tensor([[[[2, 3, 1, 0, 32767], [0, 1, 2, 3, -32768]]]], dtype=torch.int16)
-    assert BlockMask(poisoned).to_dense().tolist() == [[[[False, True, False, True], [False] * 4]]]
-    BlockMask(poisoned).check()
-    assert noted(BlockMask(poisoned)) == -7
-
-
 @pytest.mark.parametrize(
     ("lists", "active", "message"),
     [
@@ -83,16 +67,6 @@ def test_invalid_entries_are_left_out_and_found(lists: BlockMask, active: list[i
     assert noted(lists) == 1
     with pytest.raises(ValueError, match=rf"\[SA-211\] lists of batch 0, head 0, block of queries 0: {message}"):
         lists.check()
-
-
-@pytest.mark.parametrize(("place", "value"), [((1, 2, 0, 3), 9), ((0, 1, 4, 0), 5), ((1, 0, 3, 2), -7)])
-def test_the_place_of_an_error_is_named(place: tuple[int, ...], value: int) -> None:
-    lists = BlockMask.full(5 * 128, 4 * 128, batch=2, heads=3).lists
-    lists[place] = value
-    assert noted(BlockMask(lists)) == 1
-    batch, head, block, entry = place
-    with pytest.raises(ValueError, match=f"batch {batch}, head {head}, block of queries {block}: entry {entry} is"):
-        BlockMask(lists).check()
 
 
 GOOD = torch.zeros(1, 1, 2, 3, dtype=torch.int16)
@@ -162,13 +136,6 @@ def test_a_block_is_active_where_any_of_its_tokens_is(block_size: tuple[int, int
     assert (computed >= tokens).all()
     if not any(size % 128 for size in block_size):
         assert torch.equal(computed, tokens)
-
-
-def test_blocks_of_128_are_those_of_of_mask() -> None:
-    mask = torch.rand(1, 2, 6, 6) < 0.5
-    for is_causal in (False, True):
-        lists = BlockMask.from_blocks(mask, (128, 128), 700, 768, is_causal=is_causal)
-        assert torch.equal(lists.lists, BlockMask.from_dense(mask, is_causal=is_causal).lists)
 
 
 def test_a_compiled_mask() -> None:

@@ -132,21 +132,6 @@ def test_explain_names_an_invalid_entry(layout: str) -> None:
             comfy_sage2.explain(q, k, v, block_mask=blocks, layout=layout, backend=name)
 
 
-@pytest.mark.parametrize("mode", ["8b", "4b", EXACT])
-def test_bnhd_views_of_a_fused_projection(mode: str) -> None:
-    fused = torch.randn(2, 200, 3, 2, 64)
-    before = fused.clone()
-    views = fused.unbind(2)
-    q, k, v = (view.transpose(1, 2).contiguous() for view in views)
-    lists = random_lists(q, k)
-    kept = lists.lists.clone()
-    out = comfy_sage2.attention(*views, block_mask=lists, layout="BNHD", mode=mode)
-    assert out.is_contiguous()
-    torch.testing.assert_close(out.transpose(1, 2), comfy_sage2.attention(q, k, v, block_mask=lists, mode=mode))
-    assert_matches(q, k, v, lists, mode)
-    assert torch.equal(fused, before) and torch.equal(lists.lists, kept)
-
-
 @pytest.mark.parametrize(
     ("block_mask", "error", "message"),
     [

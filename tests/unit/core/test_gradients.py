@@ -80,14 +80,6 @@ def test_function_transforms_raise(name: str, transform: str) -> None:
             getattr(torch.func, transform)(loss)(moving)
 
 
-def test_nothing_is_recorded_where_no_gradient_is_asked_for() -> None:
-    tensors = {name: tensor.requires_grad_() for name, tensor in arguments().items()}
-    with torch.no_grad():
-        assert not comfy_sage2.attention(**tensors).requires_grad
-    with torch.inference_mode():
-        assert not comfy_sage2.attention(**tensors).requires_grad
-
-
 @pytest.mark.slow
 def test_a_compiled_call_raises_too() -> None:
     tensors = arguments()

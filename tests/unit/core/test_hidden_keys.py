@@ -129,14 +129,6 @@ def test_a_mask_of_rows_hides_other_keys_from_causal_calls() -> None:
     assert torch.equal(comfy_sage2.attention(q, *loud, attn_mask=mask, is_causal=True), wanted)
 
 
-def test_hidden_keys_beside_the_largest_values_stay_numbers() -> None:
-    q, k, v = inputs()
-    mask = torch.ones(150, KEYS, dtype=torch.bool)
-    mask[:, 7] = False
-    out = comfy_sage2.attention(q, k, v.abs().clamp_max(3.0) * 1e38, attn_mask=mask)
-    assert out.isfinite().all()
-
-
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_a_row_of_the_lowest_number_alone_attends_to_keys_that_others_do_not(is_causal: bool) -> None:
     q, k, v = inputs()
@@ -164,13 +156,6 @@ def test_a_mask_that_hides_all_hides_none(mode: str) -> None:
     assert not out[0].any()
     unmasked = comfy_sage2.attention(q, k, v, mode=mode)  # whose K loses the mean of a sample
     assert relative_l1(out[1], unmasked[1]) < 0.02
-
-
-def test_constant_keys_stay_numbers() -> None:
-    q, k, v = inputs()
-    for mode in MODES:
-        out = comfy_sage2.attention(q, torch.ones_like(k), v, mode=mode, attn_mask=padding(torch.bool))
-        assert out.isfinite().all()
 
 
 @each_mode

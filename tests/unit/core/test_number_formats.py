@@ -23,12 +23,6 @@ def test_every_half_precision_number_rounds_as_torch_rounds_it(number_format: An
 
 
 @pytest.mark.parametrize(("number_format", "dtype"), FORMATS)
-def test_values_between_representable_ones(number_format: Any, dtype: torch.dtype) -> None:
-    x = torch.randn(100_000) * torch.logspace(-8, 2, 100_000)
-    assert torch.equal(number_format.round(x), x.clamp(-448, 448).to(dtype).float())
-
-
-@pytest.mark.parametrize(("number_format", "dtype"), FORMATS)
 def test_nan_stays_and_infinity_saturates(number_format: Any, dtype: torch.dtype) -> None:
     rounded = number_format.round(torch.tensor([math.nan, math.inf, -math.inf]))
     assert rounded[0].isnan()
@@ -38,13 +32,6 @@ def test_nan_stays_and_infinity_saturates(number_format: Any, dtype: torch.dtype
 def test_eight_bits_without_a_sign_have_zero() -> None:
     """P that is next to nothing is nothing."""
     assert UINT8.round(torch.tensor([0.0, 0.4, 0.6, 254.6, 256.0])).tolist() == [0.0, 0.0, 1.0, 255.0, 255.0]
-
-
-def test_rounding_leaves_its_input_alone() -> None:
-    x = torch.randn(100)
-    before = x.clone()
-    E4M3.round(x)
-    assert torch.equal(x, before)
 
 
 def test_fp22_keeps_13_mantissa_bits_and_truncates_toward_zero() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,12 +44,6 @@ def test_options_and_keywords_together() -> None:
     assert torch.equal(out, named)
     assert torch.equal(comfy_sage2.attention(q, k, v, options=options, return_lse=False, is_causal=True), named)
     assert options == AttentionOptions("4b", smooth_v=True, return_lse=True)
-
-
-def test_values_make_the_options_again() -> None:
-    options = AttentionOptions("4b", True, True, 0.3, "BNHD", True, "fp16")
-    assert AttentionOptions(*options.values()) == options
-    assert AttentionOptions.of(options, {"mode": "8b"}) == replace(options, mode="8b")
 
 
 def test_a_model_has_no_options_of_single_calls() -> None:

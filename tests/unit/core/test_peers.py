@@ -300,16 +300,6 @@ def test_calls_that_a_package_does_not_take_never_reach_it(
     assert all(reason is None or reason.startswith("[SA-") for reason in reasons.values())
 
 
-@pytest.mark.parametrize("version", [None, "2.2.0+comfy.sage2"])
-def test_a_package_that_is_not_there_takes_no_number_of_keys(version: str | None, installed: dict[str, str]) -> None:
-    """Its version is asked for before the constraints know whether it is installed."""
-    if version is not None:
-        installed["sageattention"] = version
-    reason = SAGE.reason_against(on_gpu(kv_length=1000))
-    assert reason is not None
-    assert "is not installed" in reason
-
-
 def test_sage_attention_2_takes_any_number_of_keys(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     installed["sageattention"] = "2.2.0"
     monkeypatch.setattr(SAGE, "_functions", PeerFunctions(attend, ("BHND",)))

@@ -14,7 +14,6 @@ from comfy_sage2 import UnsupportedError, attention
 from comfy_sage2.autotune import accumulators
 from comfy_sage2.backends import self_test
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
-from comfy_sage2.call.call_site import label
 from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.dispatch import registry
 from comfy_sage2.options import CHOICES, AttentionOptions
@@ -128,8 +127,3 @@ def test_another_format_serves_where_one_fails_its_test(monkeypatch: pytest.Monk
     options = SM80.settled(call).options
     assert (options.pv, options.pv_accumulator) == ("fp16", "fp16")
     assert SM80.reason_against(signature((8, 6), pv="int8")) == "[SA-113] wrong"
-
-
-def test_the_report_names_it() -> None:
-    assert label(AttentionOptions(pv="int8")) == "8b · INT8 P·V"
-    assert label(AttentionOptions()) == "8b"

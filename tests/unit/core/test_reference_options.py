@@ -87,13 +87,6 @@ def test_rotation_of_all_heads_and_of_one(mode: str, rotate: str, rotates: bool 
         assert (rotated.qk_format, rotated.groups) == (INT8, ADA)
 
 
-def test_the_defaults_are_the_papers() -> None:
-    numerics = ReferenceOptions()
-    assert (numerics.qk_format, numerics.groups, numerics.accumulator) == (INT8, ADA, ACCUMULATE_FP22)
-    assert (numerics.smooth_q, numerics.smooth_k, numerics.smooth_v, numerics.rotate) == (False, True, False, False)
-    assert numerics.two_level and not numerics.sum_quantized_p
-
-
 CSRC = Path(__file__).parents[3] / "csrc"
 
 

@@ -44,18 +44,6 @@ def test_rotation_is_a_hadamard_matrix_with_random_signs() -> None:
     assert 96 <= (signs > 0).sum() <= 160
 
 
-def test_narrow_vectors_repeat_their_own_transform() -> None:
-    x = torch.randn(5, 16)
-    rotated = rotate(x)
-    assert torch.equal(rotated, rotated[:, :16].repeat(1, 4))
-
-
-def test_one_large_channel_is_spread_over_all() -> None:
-    x = torch.zeros(1, 128)
-    x[0, 77] = 64.0
-    assert torch.equal(rotate(x).abs(), torch.full((1, 128), 64.0))
-
-
 def test_sums_go_in_the_documented_order() -> None:
     # Each stage adds and subtracts pairs in float32; another order would round differently.
     x = torch.randn(64)
@@ -67,13 +55,6 @@ def test_sums_go_in_the_documented_order() -> None:
                 values[index] = torch.tensor(low).add(high).item()
                 values[index + distance] = torch.tensor(low).sub(high).item()
     assert torch.equal(rotate(x), torch.tensor(values))
-
-
-def test_rotation_leaves_its_input_alone() -> None:
-    x = torch.randn(4, 40)
-    before = x.clone()
-    rotate(x)
-    assert torch.equal(x, before)
 
 
 def test_clipped_int4_uses_all_sixteen_integers() -> None:

@@ -87,7 +87,7 @@ def test_heads_stay_within_the_bound(fresh_seed: int, bound: float) -> None:
 def test_all_blocks_are_the_bits_of_the_dense_call(fresh_seed: int) -> None:
     q, k, v = local(fresh_seed)
     dense, lse = attention(q, k, v, return_lse=True, backend="reference")
-    for sparse in (Sparse(share=1.0), Sparse(bound=0.01, always=((0, TOKENS),))):
+    for sparse in (Sparse(share=1.0), Sparse(share=1.0, tail=True), Sparse(bound=0.01, always=((0, TOKENS),))):
         out, its_lse = attention(q, k, v, sparse=sparse, return_lse=True, backend="reference")
         assert torch.equal(out, dense) and torch.equal(its_lse, lse)
 
@@ -151,12 +151,6 @@ def test_a_tail_corrects_what_a_call_with_the_lists_gives(fresh_seed: int, mode:
     assert relative(out, truth)[0, 3] < 0.5 * relative(without, truth)[0, 3]  # the head that sees everything a little
 
 
-def test_a_tail_of_no_blocks_is_the_dense_call(fresh_seed: int) -> None:
-    q, k, v = local(fresh_seed)
-    dense = attention(q, k, v, backend="reference")
-    assert torch.equal(attention(q, k, v, sparse=Sparse(share=1.0, tail=True), backend="reference"), dense)
-
-
 def test_a_nan_of_the_tail_is_flagged(fresh_seed: int) -> None:
     q, k, v = local(fresh_seed)
     sparse = Sparse(share=0.25, tail=True)
@@ -169,20 +163,6 @@ def test_a_nan_of_the_tail_is_flagged(fresh_seed: int) -> None:
     v[0, 0, 128 * block] = torch.nan  # K is as it was: so are the lists
     out = attention(q, k, v, sparse=sparse, nonfinite=flag, backend="reference")
     assert flag == 1 and out[0, :2].isnan().any()
-
-
-def test_a_padding_mask_hides_keys_of_sparse_calls_too(fresh_seed: int) -> None:
-    q, k, v = local(fresh_seed)
-    hidden = torch.ones(1, 1, 1, TOKENS, dtype=torch.bool)
-    hidden[..., 900:] = False
-    out = attention(q, k, v, attn_mask=hidden, sparse=Sparse(share=0.5), backend="reference")
-    changed = v.clone()
-    changed[:, :, 900:] = 1e4
-    again = attention(q, k, changed, attn_mask=hidden, sparse=Sparse(share=0.5), backend="reference")
-    # They set the scales of V's channels, which rounds the others more: by 4 % in all, 6 % in the worst row. One hidden
-    # key that counted would add thousands.
-    assert relative(out, again).max() < 0.1
-    assert ((out - again).norm(dim=-1) / again.norm(dim=-1)).max() < 0.2
 
 
 def padded(seed: int, kind: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -19,7 +19,7 @@ from comfy_sage2.dispatch import registry
 from comfy_sage2.dispatch.plan import EXACT_IS_FASTER
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 
-from .calls import SIGMAS, call, ones, settings, with_times
+from .calls import SIGMAS, call, settings, with_times
 
 FULL = "comfyui"
 
@@ -170,12 +170,3 @@ def test_exact_attention_is_not_guarded(monkeypatch: pytest.MonkeyPatch) -> None
     session = session_of(when=WHERE_FASTER, guard=True)
     assert who(session) == "torch-cudnn"
     assert session.dispatcher.guard is not None and session.dispatcher.guard.downgrades == ()
-
-
-def test_the_report_shows_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_times(monkeypatch, EXACT_WINS)
-    dispatcher = Dispatcher(settings(backend="auto"), Decision("sm90", AttentionOptions()), device=torch.device("cpu"))
-    session = Session(dispatcher)
-    session.begin_sampling(SIGMAS)
-    call(session, *half(), 2, func=ones)
-    assert "measured on this GPU: head_dim 64, 4096 tokens, TFLOP/s: 8b 0, torch-cudnn 0" in session_report(session)

@@ -49,13 +49,6 @@ def test_broken_call_is_computed_again_and_its_layer_stays_downgraded(
     assert len(caplog.records) == 1 and "call 0 gave" in caplog.text
 
 
-def test_a_new_sampling_trusts_every_layer_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    session, _ = sampled(monkeypatch, Breaking(0), ones)
-    assert list(guard_of(session).downgraded) == [0]
-    session.begin_sampling(SIGMAS)
-    assert not guard_of(session).downgraded and guard_of(session).downgrades == ()
-
-
 def test_values_that_were_broken_before_are_named_so(monkeypatch: pytest.MonkeyPatch) -> None:
     session, means = sampled(monkeypatch, Breaking(2), nothing_finite)
     assert means[:2] == [2.0, 2.0] and means[2] != means[2]

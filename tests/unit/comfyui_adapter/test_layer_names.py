@@ -9,7 +9,7 @@ import torch
 
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.adapter.layers import block_of, is_self_attention
-from comfy_sage2.comfyui.adapter.pass_options import has_cross_attention, prompts_of, replaces_blocks
+from comfy_sage2.comfyui.adapter.pass_options import has_cross_attention, prompts_of
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.session import Session
@@ -66,19 +66,6 @@ class Window:
 )
 def test_prompts_of_a_pass(options: dict[str, Any], prompts: tuple[str, ...]) -> None:
     assert prompts_of(options) == prompts
-
-
-@pytest.mark.parametrize(
-    ("options", "replaces"),
-    [
-        ({}, False),
-        ({"patches_replace": {"dit": {}}}, False),
-        ({"patches_replace": {"dit": {("double_block", 7): len}}}, True),
-        ({"patches_replace": None}, False),
-    ],
-)
-def test_blocks_that_a_patch_replaces(options: dict[str, Any], replaces: bool) -> None:
-    assert replaces_blocks(options) is replaces
 
 
 def test_names_of_a_pass() -> None:

@@ -169,16 +169,6 @@ def test_the_same_function_stands_in_the_options_in_every_pass() -> None:
     assert functions[0] is functions[1] is not halved
 
 
-def test_a_model_that_never_asks_is_named() -> None:
-    session = session_with()
-    session.model = "ErnieImage"
-    sampled(session, make_override(session), passes=4, calls=0)
-    assert summary_of(session).silent_passes == 4
-    text = report([session])
-    assert "[SA-317] ErnieImage ran 4 times, and none of its attention calls reached the node" in text
-    assert "[SA-317]" in session_headline(session)
-
-
 @pytest.mark.parametrize("place", ["around", "a method", "a bound method", "nowhere"])
 def test_a_pack_whose_functions_run_the_model_unseen_is_named(place: str) -> None:
     """As TeaCache does, whose copy of the model's code passes no options on to the blocks."""
@@ -230,26 +220,6 @@ def test_layers_that_a_pack_keeps_from_the_node_are_counted(replaced: bool) -> N
     session.end_sampling()
     told = "1 of the model's 2 attention layers made no call that reached the node. SomePack has put functions"
     assert (told in report([session])) == replaced
-
-
-def test_passes_that_ask_for_nothing_are_told() -> None:
-    session = session_with()
-    for calls in (3, 0, 0):
-        sampled(session, make_override(session), calls=calls)
-    summary_of(session)
-    assert (
-        "3 attention calls: 3 in 8b by the slow reference; 4 steps; in 2 of 3 passes of the model "
-        "no attention call reached the node" in report([session])
-    )
-
-
-def test_an_earlier_run_is_told_as_that() -> None:
-    session = session_with()
-    sampled(session, make_override(session))
-    session.end_sampling()
-    session.prompt = "one"
-    assert "From an earlier run" in report([session], "two")
-    assert "From an earlier run" not in report([session], "one") + report([session], None)
 
 
 @pytest.mark.parametrize(

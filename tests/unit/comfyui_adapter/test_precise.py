@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.session import guard
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.options import AttentionOptions
 
@@ -64,15 +63,6 @@ def test_a_layer_that_breaks_in_precise_later_is_left_to_comfyui(monkeypatch: py
     assert [float(call(session, *qkv(), 2, sigma=0.25).mean()) for _ in range(2)] == [1.0, 1.0]
     assert kernel.asked == ["8b", "precise", "precise", "precise"]
     assert "in step 4 (reference · precise); ComfyUI's attention computed it again" in report([session])
-
-
-@pytest.mark.usefixtures("without_precise")
-def test_without_precise_comfyui_computes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Kernel("8b")
-    session, means = sampled(kernel, monkeypatch)
-    assert means == [1.0, 1.0] and kernel.asked == ["8b"]
-    reasons = [share.decision.reason for share in session.record.summary().shares]
-    assert set(reasons) == {guard.RECOMPUTED, guard.DOWNGRADED}
 
 
 def test_after_precise_comes_comfyui(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +18,8 @@ from comfy_sage2.comfyui.hooks.prompt import (
     running_extra,
     running_prompt,
 )
-from comfy_sage2.comfyui.hooks.sampling import sessions_of
-from comfy_sage2.comfyui.patch import patch_model
-from comfy_sage2.comfyui.report.text import status
 
-from .calls import install_module, settings
-from .test_patch import Patcher
+from .calls import install_module
 
 
 def node(kind: str, **inputs: Any) -> dict[str, Any]:
@@ -104,12 +99,6 @@ def test_a_report_says_whether_quality_is_measured(
     assert not measures_quality()
 
 
-def test_a_sampling_outside_of_the_queue_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_run(monkeypatch, None)
-    with_queue(monkeypatch, {0: item("run", SAMPLED)})
-    assert reads_times()
-
-
 @pytest.mark.parametrize(
     "running",
     [
@@ -165,12 +154,3 @@ def test_kjnodes_patches_in_the_workflow(
     assert notes_on_others() == notes and not reads_times()
     in_run(monkeypatch, "another run")
     assert notes_on_others() == ()
-
-
-def test_node_and_log_say_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    in_run(monkeypatch, "run")
-    with_queue(monkeypatch, {0: item("run", {"1": node("PathchSageAttentionKJ", sage_attention="auto")})})
-    with caplog.at_level(logging.WARNING, "comfy_sage2"):
-        patched = patch_model(Patcher(), settings())
-    assert SAGE_BESIDE in status(sessions_of(patched)[-1])
-    assert [SAGE_BESIDE in record.getMessage() for record in caplog.records] == [True]

@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.report.text import report, session_report, status
+from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.model_passes import Schedule
 from comfy_sage2.comfyui.session.quality import measure
 from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.session.timer import NO_TIMER, Timer, start_timer
+from comfy_sage2.comfyui.session.timer import Timer, start_timer
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
 
-from .calls import SIGMAS, call, node_session, ones, qkv, session_with
+from .calls import node_session, ones, qkv, session_with
 
 CPU = torch.device("cpu")
 BY_KERNEL = Decision("sm90", AttentionOptions())
@@ -81,16 +81,6 @@ def test_steps_follow_the_order_of_evaluations_where_levels_rise_again_or_repeat
         assert of_evaluations == [[step] * passes for step in range(len(levels) - 1)]
 
 
-@pytest.mark.parametrize("measures", [False, True])
-@pytest.mark.parametrize("wanted", [False, True])
-def test_the_report_says_where_quality_was_not_measured(measures: bool, wanted: bool) -> None:
-    session = session_with(measures_quality=measures)
-    call(session, *qkv(), 2)
-    text = report([session], wants_quality=wanted)
-    assert ("Compared with full precision" in text) == measures
-    assert ("'measure quality' was off when this was sampled" in text) == (wanted and not measures)
-
-
 def test_step_range() -> None:
     settings = Settings(start_percent=0.2, end_percent=0.8)
     assert [settings.reason_for_step(step, 10) is None for step in range(10)] == [False] * 2 + [True] * 6 + [False] * 2
@@ -149,19 +139,6 @@ def test_time_saved_is_what_comfyui_takes_for_the_same_calls(session: Session) -
     text = report([session])
     assert "Time saved: 4.00 s in 4 calls" in text
     assert "attention 2.0x faster, sampling 1.4x faster" in text
-
-
-@pytest.mark.parametrize("times_calls", [True, False])
-def test_what_was_not_timed_has_no_seconds(times_calls: bool) -> None:
-    session = session_of()
-    session.begin_sampling([1.0, 0.0], times_calls=times_calls)
-    session.record.begin_pass(Watch(10.0))
-    for layer, decision in enumerate((BY_KERNEL, Decision(reason="first step"))):
-        session.record.add(layer, 0, decision, Watch(1.0) if times_calls else NO_TIMER)
-    session.end_sampling()
-    text = report([session])
-    assert ("1.00 s" in text) is times_calls and ", 0.00 s" not in text
-    assert ("Attention calls were not timed" in text) is not times_calls
 
 
 def test_a_sample_of_the_steps_is_timed_and_stands_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,14 +208,6 @@ def test_time_of_several_gpus_is_set_beside_the_clock() -> None:
     assert session.record.summary().devices == 1
 
 
-def test_report_says_why_nothing_ran() -> None:
-    idle = session_of(expected=Decision(reason="no kernel for this GPU"))
-    assert "no kernel for this GPU" in status(idle) and status(idle) in report([idle])
-    assert "did not go through a SageAttention2 node" in report([])
-    waiting = session_of()
-    assert "No attention call reached the node" in report([waiting])
-
-
 def test_quality_of_a_long_call_is_sampled_and_exact() -> None:
     """Against a known error: an output scaled by 1.1 has cosine 1 and relative L1 0.1."""
     q, k, v = torch.randn(2, 12, 700, 32), torch.randn(2, 4, 500, 32), torch.randn(2, 4, 500, 32)
@@ -296,20 +265,3 @@ def test_events_count_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = start_timer(torch.device("cuda", 0))
     timer.stop()
     assert timer.seconds() == 1.5
-
-
-@pytest.mark.parametrize(
-    ("start", "end", "line"),
-    [
-        (0.0, 1.0, None),
-        (0.5, 1.0, "Active in steps 3 to 4 of this sampler's 4."),
-        (0.0, 0.25, "Active in step 1 of this sampler's 4."),
-    ],
-)
-def test_the_report_says_which_steps_were_served(start: float, end: float, line: str | None) -> None:
-    session = session_with(start_percent=start, end_percent=end)
-    for sigma in SIGMAS[:-1]:
-        call(session, *qkv(), 2, sigma=sigma)
-    session.end_sampling()
-    lines = session_report(session).split("\n")
-    assert (line in lines) if line else not any(row.startswith("Active in step") for row in lines)

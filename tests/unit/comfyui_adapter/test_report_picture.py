@@ -17,7 +17,6 @@ from comfy_sage2.comfyui.report.picture import (
     ERROR_COLORS,
     GREEN,
     HEIGHT,
-    LEFT_COLORS,
     MARGIN,
     MODE_COLORS,
     USUAL_ERRORS,
@@ -33,7 +32,7 @@ from comfy_sage2.comfyui.settings import ALWAYS
 from comfy_sage2.options import AttentionOptions
 from tools import report_picture
 
-from .test_report import BY_KERNEL, Watch, recorded, session_of
+from .test_report import BY_KERNEL, Watch, session_of
 from .test_verdict import close, summary_of
 
 LEFT = Decision(reason="too short")
@@ -81,17 +80,6 @@ def test_the_bar_is_divided_as_the_time_is() -> None:
         assert row[MODE_COLORS["4b"]] / row[MODE_COLORS["8b"]] == pytest.approx(ratio, rel=0.05)
 
 
-def test_a_bar_of_one_part_is_not_drawn() -> None:
-    image, _ = draw([session_with_calls(BY_KERNEL, BY_KERNEL)])
-    assert colors_of(image)[MODE_COLORS["8b"]] < 1000
-
-
-def test_an_earlier_run_is_marked() -> None:
-    session = session_with_calls(BY_KERNEL)
-    session.prompt = "run 1"
-    assert [AMBER in colors_of(draw([session], run)[0]) for run in ("run 1", "run 2")] == [False, True]
-
-
 @pytest.mark.parametrize("mode", USUAL_ERRORS)
 def test_the_chart_has_a_map_of_the_errors_by_what_is_usual(mode: str) -> None:
     """Two kinds of attention beside each other; each cell has the color of its share of the mode's usual error."""
@@ -112,27 +100,6 @@ def test_the_chart_has_a_map_of_the_errors_by_what_is_usual(mode: str) -> None:
     *colors, most = ERROR_COLORS.values()
     assert torch.tensor(cells).sub(torch.tensor([*colors, most, most])).abs().max() <= 1
     assert chart.getpixel((MARGIN + width // 2, middle)) == colors[0]
-
-
-@pytest.mark.parametrize("reasons", [0, 1, 2, 12])
-def test_calls_that_were_left_have_colors_of_their_own(reasons: int) -> None:
-    left = (Decision(reason=f"reason {number}") for number in range(reasons))
-    colors = colors_of(draw([session_with_calls(BY_KERNEL, *left)])[0])
-    assert all((color in colors) == (place < reasons) for place, color in enumerate(LEFT_COLORS))
-
-
-@pytest.mark.slow
-def test_every_picture_has_one_size() -> None:
-    for sessions in (
-        [],
-        [session_of(expected=Decision(reason="no kernel " * 60))],
-        [session_of()],
-        [recorded(120, 40)],
-        [recorded(2, 1, 0)],
-    ):
-        image, _ = draw(sessions)
-        assert image.mode == "RGB" and image.size == (WIDTH, HEIGHT)
-        assert len(colors_of(image)) > 1  # something is drawn on the background
 
 
 @pytest.mark.slow

@@ -176,19 +176,3 @@ def test_where_rotation_makes_it_slower_than_another_attention_that_serves(
     assert left == [step not in (0, 10) for step in range(12)]
     assert [rotate for rotate, _ in calls] == ["auto"] * 2
     assert TORCHS_IS_FASTER in reasons(session.record.summary())
-
-
-@pytest.mark.parametrize("rotate", ["on", "off"])
-def test_what_the_user_chose_is_kept(calls: Calls, rotate: str) -> None:
-    session = session_with(rotate=rotate)
-    for _ in range(3):
-        run_pass(session, 1.0, loud())
-    assert calls == [(rotate, None)] * 3
-
-
-def test_the_report_has_one_line(calls: Calls) -> None:
-    session = session_with(rotate="auto")
-    for sigma in (1.0, 0.75):
-        run_pass(session, sigma, flat(), loud())
-    (share,) = session.record.summary().shares
-    assert (share.calls, share.decision.label) == (4, "reference · 8b")

@@ -22,7 +22,7 @@ from comfy_sage2.sparsity.choices import BlockChoices
 from comfy_sage2.sparsity.errors import Inputs
 from comfy_sage2.sparsity.levels import LEVELS
 
-from .calls import Container, node_session, settings
+from .calls import Container
 from .sparse_samplings import CPU, HEAD_DIM, HEADS, TOKENS, by_mask, dense, focused, selected, sigma, sparse
 
 BOUNDS = {name: level.bound for name, level in LEVELS.items() if level.bound is not None}
@@ -211,21 +211,6 @@ def test_nothing_is_kept_after_a_sampling() -> None:
     session = sparse()
     session.sampled(focused(26))
     assert session.dispatcher.sparsity is not None and not session.dispatcher.sparsity._choices._choices
-
-
-def test_the_report_says_what_was_computed() -> None:
-    session = sparse("strong")
-    session.sampled(focused(15))
-    (layer,) = session.figures().values()
-    text = report([session])
-    assert f"Key blocks skipped (sparse strong): {layer.computed:.1%} of the blocks of 4 calls were computed\n" in text
-    calls = f"{layer.computed:.1%} of the blocks computed in 4 sparse calls"
-    of_heads = f"{layer.head_shares[0]:.0%} (head 0) to {layer.head_shares[0]:.0%} (head 0)"
-    errors = f"relative L2 error of the worst head {layer.error:.4f} in the 2 calls"
-    assert f"  call 0: {calls}, {of_heads}; {errors}" in text
-    assert f"{layer.outdated_error:.4f} just before the next choice of blocks" in text
-    assert "  reference · 8b · key blocks skipped: 4 calls" in text
-    assert "Key blocks skipped" not in report([node_session(settings())])
 
 
 @pytest.mark.parametrize("mode", ["8b", "precise"])

@@ -7,17 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.backends.base import BoundCall
 from comfy_sage2.backends.constraints import DENSE
-from comfy_sage2.backends.reference import ReferenceBackend
-from comfy_sage2.call.call_site import CallSite
-from comfy_sage2.call.signature import CallSignature
-from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.session.record import Decision, decision_of
 from comfy_sage2.dispatch import registry
-from comfy_sage2.dispatch.plan import EXACT_IS_FASTER, CallPlan, plan
-from comfy_sage2.options import EXACT, AttentionOptions
 
 from .calls import reference_attention as attention
 from .calls import serve_by
@@ -64,26 +56,6 @@ def test_exact_attention_stays_exact() -> None:
     assert f"  2 calls computed all key blocks: {reason}\n" in report([session]) and not session.figures()
 
 
-def test_an_exact_attention_in_the_modes_place_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it was measured to be faster than the mode with all blocks."""
-    session, tensors = everywhere(), focused(10)
-    choose = session.dispatcher.choose
-
-    def faster(call: AttentionCall, site: CallSite) -> Decision:
-        decision = choose(call, site)
-        assert decision.plan is not None
-        exact = plan(decision.plan.signature._replace(options=AttentionOptions(EXACT, layout=call.layout)))
-        assert isinstance(exact, CallPlan)
-        return decision_of(CallPlan(exact.signature, exact.backend, EXACT_IS_FASTER))
-
-    monkeypatch.setattr(session.dispatcher, "choose", faster)
-    session.sampled(tensors, 2)
-    text = report([session])
-    assert "Key blocks skipped (sparse medium): none" in text
-    reason = f"an exact attention computes them and leaves out no key blocks: {EXACT_IS_FASTER}"
-    assert f"  2 calls computed all key blocks: [SA-318] {reason}" in text
-
-
 def test_a_part_of_the_queries_has_all_blocks() -> None:
     """As LTX's guides: they attend to all tokens."""
     session, (q, k, v) = everywhere(), focused(10)
@@ -113,23 +85,6 @@ def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, brok
     assert session.listed() == [False] * 3
     given_up = f"[SA-318] skipping key blocks failed and stays off for this sampling: {error}"
     assert report([session]).count(given_up) == 1
-    assert all(share.decision.backend == "reference" for share in session.record.summary().shares)
-
-
-def test_a_backend_that_cannot_bind_lists_is_dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As kernels do whose code for lists the driver cannot load."""
-    bind = ReferenceBackend.bind
-
-    def fails(backend: ReferenceBackend, signature: CallSignature) -> BoundCall:
-        if signature.block_mask is not None:
-            raise RuntimeError("no image for this device")
-        return bind(backend, signature)
-
-    monkeypatch.setattr(registry, "BACKENDS", (ReferenceBackend(),))  # of which nothing is planned yet
-    monkeypatch.setattr(ReferenceBackend, "bind", fails)
-    session, tensors = everywhere(), focused(11)
-    assert all(torch.equal(out, dense(tensors)) for out in session.sampled(tensors, 3))
-    assert report([session]).count("stays off for this sampling: no image for this device") == 1
     assert all(share.decision.backend == "reference" for share in session.record.summary().shares)
 
 

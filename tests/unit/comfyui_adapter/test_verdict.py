@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.report.verdict import compared_speed, verdict, worst_cell
+from comfy_sage2.comfyui.report.verdict import verdict, worst_cell
 from comfy_sage2.comfyui.session.record import Decision, SpeedComparison, Summary
 from comfy_sage2.metrics import Agreement
 
-from .test_report import BY_KERNEL, Watch, recorded, session_of
+from .test_report import BY_KERNEL, Watch, session_of
 
 
 def summary_of(
@@ -78,21 +77,6 @@ def close(cosine: float) -> dict[tuple[int, int], Agreement]:
 )
 def test_the_first_line_says_what_was_measured_and_what_not(summary: Summary, words: str) -> None:
     assert verdict(summary) == words
-
-
-@pytest.mark.parametrize(
-    "ratio, words", [(1.9, "1.9x faster"), (0.22, "4.5x slower"), (12.3, "12x faster"), (0.9999, "equally fast")]
-)
-def test_speeds_in_words(ratio: float, words: str) -> None:
-    assert compared_speed(ratio) == words
-
-
-def test_the_report_begins_with_it() -> None:
-    assert (
-        report([recorded()]).splitlines()[0] == "Speed not measured; close to full precision (0.9970; 1 is identical)"
-    )
-    idle = session_of(expected=Decision(reason="no kernel for this GPU"))
-    assert report([idle]).splitlines()[0] == "Not active"
 
 
 @pytest.mark.parametrize("value", [0.7, float("nan"), float("inf")])

@@ -92,20 +92,6 @@ print(message(**{{**call, "pointer": 16}}).split(":")[0], len(names))
     assert output == f"unknown keyword argument pointer {26 + len(OPTIONAL)}"
 
 
-def test_an_integer_may_be_of_another_type(without_driver: Binding) -> None:
-    output = without_driver.run("""
-class Index:
-    def __index__(self): return 3
-class Broken:
-    def __index__(self): raise KeyError("broken")
-    def __repr__(self): return "broken"
-attempt(lambda **fields: kernels.plan(**fields).workspace_bytes, **{**call, "batch": Index()})
-attempt(kernels.plan, **{**call, "batch": Broken()})
-attempt(lambda **fields: kernels.plan(**fields).workspace_bytes, **{**call, "scale": 1})
-""").splitlines()
-    assert output == ["48", "TypeError: batch must be an integer of 64 bits, got broken", "32"]
-
-
 def test_a_plan_says_what_it_is(without_driver: Binding) -> None:
     output = without_driver.run("""
 attempt(kernels.plan, **call, has_lse=True)

@@ -128,10 +128,3 @@ def test_a_look_does_not_import_torch(site_of: Callable[[Path], Path]) -> None:
     """It could start CUDA, and processes that a host forks afterwards would have none."""
     look = "print(importlib.util.find_spec('sageattention').name, 'torch' in sys.modules)\n"
     assert "sageattention False" in run(site_of(SAGEATTENTION), look)
-
-
-def test_an_installed_one_that_works_is_served_first(site_of: Callable[[Path], Path], tmp_path: Path) -> None:
-    (tmp_path / "sageattention").mkdir()
-    (tmp_path / "sageattention" / "__init__.py").write_text("def sageattn(): return 'its own'\n")
-    code = f"sys.path.insert(0, {str(tmp_path)!r})\nimport sageattention\nprint(sageattention.sageattn())\n"
-    assert "its own" in run(site_of(SAGEATTENTION), code, **REFERENCE)

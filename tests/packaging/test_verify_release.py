@@ -46,15 +46,6 @@ def _trees(repository: Path) -> dict[str, str]:
     return {name: git("rev-parse", f"HEAD:{name}", root=repository) for name in TREES}
 
 
-def test_a_release_is_verified_in_place_until_its_sources_change(repository: Path) -> None:
-    trees = _trees(repository)
-    (repository / "README.md").write_text("other")
-    _commit(repository)
-    assert verify_wheels.earlier_commit(trees, repository) is None
-    (repository / "csrc" / "kernel.cu").write_text("not committed")
-    assert verify_wheels.earlier_commit(trees, repository) is not None
-
-
 @pytest.mark.parametrize("source", ["csrc/kernel.cu", "packages/build", "csrc/new.h"])
 def test_a_release_is_verified_at_a_commit_with_its_trees_after_that(
     repository: Path, source: str, capfd: pytest.CaptureFixture[str]
@@ -66,15 +57,6 @@ def test_a_release_is_verified_at_a_commit_with_its_trees_after_that(
     assert verify_wheels.verify_at(release, ["--only", "cp312"], repository) == 3
     assert capfd.readouterr().out.endswith("released --only cp312\n")
     assert not (repository / ".git" / "worktrees").exists()
-
-
-def test_a_clone_without_history_cannot_tell(repository: Path, tmp_path: Path) -> None:
-    trees = _trees(repository)
-    (repository / "csrc" / "kernel.cu").write_text("changed")
-    _commit(repository)
-    _run("clone", "--quiet", "--depth=1", f"file://{repository}", "shallow", cwd=tmp_path)
-    with pytest.raises(SystemExit, match="a clone with its whole history"):
-        verify_wheels.earlier_commit(trees, tmp_path / "shallow")
 
 
 @pytest.mark.parametrize("interpreter", [None, "cp312"])

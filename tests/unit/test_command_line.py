@@ -82,21 +82,6 @@ def test_what_only_a_gpu_can_do_says_so_in_one_line(command: str, monkeypatch: p
         laboratory.main([command])
 
 
-@pytest.mark.slow
-def test_a_python_that_comfyui_cannot_run_in_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "main.py").touch()
-    (tmp_path / "comfy").mkdir()
-    (tmp_path / "comfy" / "__init__.py").touch()
-    (tmp_path / "comfy" / "cli_args.py").write_text("import no_such_requirement")
-    finished = subprocess.run(
-        [sys.executable, "-m", "lab", "families", "--comfyui", str(tmp_path)],
-        cwd=REPOSITORY, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert finished.returncode == 1 and finished.stdout == ""
-    (line,) = finished.stderr.splitlines()
-    assert line.startswith(f"the ComfyUI at {tmp_path} needs no_such_requirement, which {sys.executable} does not have")
-
-
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None

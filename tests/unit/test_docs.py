@@ -65,20 +65,6 @@ def test_the_chart_is_as_in_the_results() -> None:
     assert charts.PICTURE.read_text(encoding="utf-8") == charts.drawn()
 
 
-def test_quotes_of_a_table() -> None:
-    table = quotes.table_below("## A\n\nText.\n\n| x | y |\n| --- | --- |\n| a | 1 |\n| b | 2 |\n\n# B\n", "A")
-    assert quotes.quoted(table, None, None) == "| x | y |\n| --- | --- |\n| a | 1 |\n| b | 2 |\n"
-    assert quotes.quoted(table, "b", "y; x") == "| y | x |\n| --- | --- |\n| 2 | b |\n"
-    with pytest.raises(ValueError, match="no row 'c'"):
-        quotes.quoted(table, "c", None)
-    with pytest.raises(ValueError, match="'w' is not in list"):
-        quotes.quoted(table, None, "w")
-    with pytest.raises(ValueError, match="no table below a heading 'A'"):
-        quotes.table_below("# A\n\n# B\n\n| x |\n| --- |\n", "A")
-    with pytest.raises(ValueError, match="a quote does not have the form"):
-        quotes.renewed("<!-- quote docs/results/families.md # A | cells: b -->\n<!-- /quote -->")
-
-
 def test_the_index_of_the_results_names_each_page(pages: dict[str, str]) -> None:
     folder = "docs/results/"
     named = re.findall(r"^\| \[[\w-]+\.md\]\(([\w-]+\.md)\)", pages[f"{folder}README.md"], re.MULTILINE)

@@ -15,7 +15,6 @@ from comfy_sage2 import doctor
 from comfy_sage2.backends import self_test
 from comfy_sage2.backends.base import Backend
 from comfy_sage2.backends.constraints import option_is
-from comfy_sage2.backends.peers import Peer, PeerFunctions
 from comfy_sage2.dispatch import registry
 from comfy_sage2.integrations.sageattention import offer
 from comfy_sage2.kernels import loader
@@ -153,28 +152,6 @@ def test_it_says_who_serves_packs_that_import_sageattention(
         importlib.util, "find_spec", lambda name: ModuleSpec(name, None, origin="/site/sageattention/__init__.py")
     )
     assert "is installed in this Python" in line_about_other_packs(capsys)
-
-
-def test_it_names_attentions_of_other_packages(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], installed: dict[str, str]
-) -> None:
-    def load() -> PeerFunctions:
-        return PeerFunctions(lambda *arguments: torch.empty(0), ("BHND",))
-
-    def fail() -> PeerFunctions:
-        raise AssertionError("no such GPU")
-
-    installed.update({"works": "1.2", "fails": "3.4"})
-    peers = (Peer("one", "works", load), Peer("two", "fails", fail), Peer("three", "missing", fail))
-    monkeypatch.setattr(doctor, "PEERS", peers)
-    doctor.main([])
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    at = lines.index("attentions of other packages")
-    assert lines[at + 1 : at + 4] == [
-        "one ready: version 1.2",
-        "two [SA-115] fails 3.4 cannot be used: no such GPU",
-        "three [SA-115] missing is not installed",
-    ]
 
 
 def test_a_failing_probe_does_not_hide_the_rest(

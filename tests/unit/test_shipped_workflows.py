@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image, ImageChops, ImageStat
+from PIL import Image
 
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"
 WORKFLOWS = sorted(FOLDER.glob("*.json"))
@@ -27,8 +27,6 @@ TITLE = 30  # pixels, of a node
 # Pixels by which a node grows when it shows what a run did.
 GROWS = {"SageAttention2Report": 300}
 THUMBNAIL, MOST_BYTES = (400, 400), 60_000
-# What the template browser shows of a thumbnail; fewer of 255 levels apart are the same to the eye.
-SHOWN, APART = (130, 130), 4.0
 
 each_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 
@@ -66,12 +64,6 @@ def test_every_node_names_its_pack_and_version(path: Path) -> None:
     for node in nodes(path):
         assert node["properties"]["cnr_id"] == (PACK if node["type"].startswith("SageAttention2") else CORE)
         assert node["properties"]["ver"]
-
-
-@each_workflow
-def test_notes_can_be_read_in_both_designs(path: Path) -> None:
-    """ComfyUI's newer design writes code in blue on a note's brown."""
-    assert notes(path) and "`" not in notes(path)
 
 
 @each_workflow
@@ -135,9 +127,3 @@ def test_every_workflow_has_a_small_thumbnail() -> None:
     for path in WORKFLOWS:
         assert thumbnail(path).size == THUMBNAIL
         assert path.with_suffix(".jpg").stat().st_size < MOST_BYTES
-
-
-def test_thumbnails_differ_at_a_glance() -> None:
-    shown = [thumbnail(path).resize(SHOWN) for path in WORKFLOWS]
-    for first, second in itertools.combinations(shown, 2):
-        assert max(ImageStat.Stat(ImageChops.difference(first, second)).mean) > APART

@@ -315,14 +315,6 @@ def test_errors_are_compared_on_each_kind_of_inputs(
     assert tuned.peers == [KITCHEN]
 
 
-def test_lines_show_errors_beside_speeds() -> None:
-    times = {**made_up_gpu(), **{(KITCHEN, work): 1e-5 for work in WORKS}}
-    tuned = TunedChoices(Times(times, 0.0, {(KITCHEN, 128): (0.0161, 0.1), (EIGHT, 128): (0.0384, 0.1)}))
-    assert "relative L2" not in tuned.lines()[0]
-    assert "TFLOP/s (relative L2 error): 8b 261 (0.038), " in tuned.lines()[1]
-    assert "(0.016); the fastest is comfy-kitchen" in tuned.lines()[1]
-
-
 INT8, FP8, FP8_HALF, MXFP8 = (
     Candidate("sm120", "8b", sums, pv=pv)
     for pv, sums in (("int8", "fp32"), ("fp8", "fp32"), ("fp8", "fp16"), ("mxfp8", "fp32"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,16 +72,6 @@ def test_short_rounds_are_made_however_late_it_is() -> None:
     assert len(times["one"]) == MOST_ROUNDS
 
 
-def test_a_call_that_cannot_run_is_left_out() -> None:
-    def broken() -> object:
-        raise RuntimeError("no kernel image")
-
-    clock = FakeClock()
-    times = time_rounds({"broken": broken, **runs(good=1e-3)}, clock, random.Random(0), deadline=0.3)
-    assert list(times) == ["good"]
-    assert Counter(name for name, _ in clock.visits)["good"] == MOST_ROUNDS + 2
-
-
 def test_without_memory_nothing_is_timed() -> None:
     def large() -> object:
         raise torch.cuda.OutOfMemoryError("out of memory")
@@ -150,8 +139,8 @@ def test_a_call_that_python_keeps_for_long_is_not_waited_for_forever(monkeypatch
     assert gpu.cpu // 10_000_000 == len(_HEAD_STARTS)
 
 
-@pytest.mark.parametrize("visit", range(2, 6))
-def test_a_call_that_fails_later_is_left_out(visit: int) -> None:
+@pytest.mark.parametrize("visit", range(6))
+def test_a_call_that_fails_is_left_out(visit: int) -> None:
     """Another package's attention may fail in any of its visits; the others keep all of their rounds."""
     made = 0
 

@@ -119,11 +119,6 @@ def test_documents_with_anything_wrong_are_not_read(changes: dict[str, Any]) -> 
     assert read({**DOCUMENT, **changes}) is None
 
 
-@pytest.mark.parametrize("name", DOCUMENT)
-def test_documents_without_a_part_are_not_read(name: str) -> None:
-    assert read({key: value for key, value in DOCUMENT.items() if key != name}) is None
-
-
 @pytest.mark.parametrize("seconds", [1e-9, 1e4])
 def test_the_most_extreme_times_that_are_read_give_choices(seconds: float) -> None:
     work = list(astuple(WORKS[3]))

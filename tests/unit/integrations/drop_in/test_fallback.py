@@ -110,21 +110,6 @@ def test_the_backend_that_is_asked_for_is_planned_for(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("reference")
-def test_what_the_attention_api_refuses_is_torchs() -> None:
-    q, k, v = qkv(1, 2, 8, 288)
-    torch.testing.assert_close(functions.sageattn(q, k, v), scaled_dot_product_attention(q, k, v))
-    assert "SA-202" in serving.calls.lines()[1]
-
-
-@pytest.mark.usefixtures("reference")
-def test_calls_that_need_gradients_are_torchs_and_have_them() -> None:
-    q, k, v = qkv(1, 2, 8, 32)
-    functions.sageattn(q.requires_grad_(), k, v).sum().backward()
-    assert q.grad is not None and q.grad.abs().sum() > 0
-    assert "SA-307" in serving.calls.lines()[1]
-
-
-@pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize(
     ("owner", "method", "message"),
     [(ReferenceCall, "compute", "launch\nfailure"), (ReferenceBackend, "bind", "no image for this device")],

@@ -51,11 +51,6 @@ def test_layouts_scale_and_causal(function: Function, layout: str) -> None:
     assert relative_l1(out if layout == "HND" else out.transpose(1, 2), wanted) < 0.06
 
 
-def test_grouped_heads() -> None:
-    qkv = inputs(heads=4, kv_heads=2)
-    assert relative_l1(functions.sageattn(*qkv, enable_gqa=True), oracle(*qkv)[0]) < 0.06
-
-
 def test_sageattn_is_the_default_of_a_new_node() -> None:
     qkv = inputs()
     wanted = attention(*qkv, mode="8b", rotate="auto", backend="reference")

@@ -6,9 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import logging
-import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -270,62 +268,6 @@ def test_an_empty_folder_of_the_name_does_not_stand_in_the_way(start: Start, sit
     installed(site, None)
     start()
     assert importlib.import_module(NAME).__file__ == OURS
-
-
-PROCESS = """
-import importlib.metadata, importlib.util, runpy, sys, types
-def module(name, **names):
-    sys.modules[name] = types.ModuleType(name)
-    vars(sys.modules[name]).update(names)
-module("folder_paths", get_user_directory=lambda: "")
-module("comfy")
-module("comfy.cli_args", args=types.SimpleNamespace(use_sage_attention=True))
-runpy.run_path({script!r})
-print("looked:", importlib.metadata.version("sageattention"), importlib.util.find_spec("sageattention").origin)
-assert not {{"torch", "comfy_sage2"}} & {{*sys.modules}}, "ComfyUI forbids it before its own import"
-"""
-DIFFUSERS = """
-from diffusers.models import attention_dispatch
-print("diffusers:", attention_dispatch._CAN_USE_SAGE_ATTN, getattr(attention_dispatch.sageattn, "__module__", None))
-print("library:", sys.modules["comfy_sage2"].__file__, sum(name.endswith("comfy_sage2") for name in sys.modules))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("serves", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
-def test_a_fresh_process_and_diffusers(serves: bool) -> None:
-    """The library is imported once, from the pack's folder; diffusers takes what its metadata and import say."""
-    code = PROCESS.format(script=str(REPOSITORY / "prestartup_script.py")) + DIFFUSERS
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("COMFY_SAGE2", "PYTHON"))}
-    environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    if serves:
-        environment[offer.BACKEND_VARIABLE] = offer.REFERENCE
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    by = functions.__name__ if serves else None
-    assert done.stdout.splitlines() == [
-        f"looked: {offer.VERSION} {OURS}",
-        f"diffusers: {serves} {by}",
-        f"library: {REPOSITORY / 'comfy_sage2' / '__init__.py'} 1",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        (None, None),
-        (SimpleNamespace(origin=None), None),
-        (SimpleNamespace(origin=str(offer.PATH / offer.NAME / "__init__.py")), None),
-        (SimpleNamespace(origin=str(Path("elsewhere", "__init__.py"))), str(Path("elsewhere", "__init__.py"))),
-    ],
-    ids=["none", "a folder", "ours", "another"],
-)
-def test_another_package_is_one_with_a_file_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, spec: Any, expected: str | None
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    assert offer.other_package() == expected
 
 
 @pytest.mark.parametrize("capable", [None, 0, 1], ids=str)

@@ -36,6 +36,7 @@ import torch
 from comfy_sage2 import attention
 from comfy_sage2.backends import launches, self_test
 from comfy_sage2.backends.constraints import LENGTH, precise
+from comfy_sage2.comfyui.adapter.attention_call import Override
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
@@ -80,7 +81,7 @@ def kernels_on_cpu_tensors() -> AbstractContextManager[object]:
     return patches
 
 
-def bare(attend: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def bare(attend: Override) -> Override:
     """An override that does nothing but call `attend` with q, k and v (B, N, H, D)."""
 
     def override(
@@ -112,22 +113,26 @@ def _cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 _OPTIONS = AttentionOptions("8b", layout="BNHD")
 
 
-def passes_of(override: Callable[..., torch.Tensor], inputs: tuple[Any, ...], run: Callable[[Run], object]) -> Run:
-    """A pass of calls of `override`, by `run`."""
+def _own(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def passes_of(
+    override: Override, inputs: tuple[Any, ...], run: Callable[[Run], object], *, calls: int = CALLS_A_PASS,
+    own: Override = _own, **keywords: Any,
+) -> Run:  # fmt: skip
+    """A pass of calls of `override`, by `run`; `own` is ComfyUI's attention, and `keywords` are arguments of a call."""
     options = {"block_index": 3}
 
-    def comfyui_attention(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(*args[:3])
-
     def model() -> None:
-        for _ in range(CALLS_A_PASS):
-            override(comfyui_attention, *inputs, _inside_attn_wrapper=True, transformer_options=options)
+        for _ in range(calls):
+            override(own, *inputs, _inside_attn_wrapper=True, transformer_options=options, **keywords)
 
     return lambda: run(model)
 
 
-def node_pass(settings: Settings, inputs: tuple[Any, ...], *, times_calls: bool = False) -> Run:
-    """A pass of a model with the node; times_calls: as with a report connected."""
+def node_pass(settings: Settings, inputs: tuple[Any, ...], *, times_calls: bool = False, **keywords: Any) -> Run:
+    """A pass of a model with the node; times_calls: as with a report connected; keywords: those of `passes_of`."""
     device = inputs[0].device
     session = Session(Dispatcher(settings, probe(device, settings), device=device, own_is_torchs=True))
     steps: list[float] = []
@@ -142,7 +147,7 @@ def node_pass(settings: Settings, inputs: tuple[Any, ...], *, times_calls: bool 
             model()
         session.end_pass(model_pass)
 
-    return passes_of(make_override(session), inputs, run)
+    return passes_of(make_override(session), inputs, run, **keywords)
 
 
 def runs_on(device: torch.device, tokens: int, heads: int) -> dict[str, Run]:

@@ -56,17 +56,6 @@ def test_the_lowest_number_hides(mode: str, dtype: torch.dtype, fresh_seed: int)
     assert dtype == torch.float16 or relative_l1(out[3:], mean) < 0.15
 
 
-@each_mode
-def test_masks_for_each_head_or_query(mode: str, fresh_seed: int) -> None:
-    """These hide keys for some alone: no block is left out."""
-    q, k, v = random_qkv((2, 3, 300, 128), (2, 3, 2500, 128), torch.float16)
-    for shape in ((2, 3, 1, 2500), (2, 1, 300, 2500)):
-        mask = torch.ones(shape, dtype=torch.bool, device="cuda")
-        mask[0, 0, :, 600:] = False
-        mask[1, 0, 0, 900:] = False
-        check(NAME, q, k, v, mode, attn_mask=mask)
-
-
 @each_mode_of_all
 @pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
 @pytest.mark.parametrize("keys", [200, 900, 2600])

@@ -57,19 +57,6 @@ def test_a_newer_version_is_not_hidden_by_what_an_earlier_one_unpacked(tmp_path:
     assert shown(tmp_path) == ("2.0", paths[1])
 
 
-@needs_compiler
-def test_where_the_folder_of_the_module_cannot_be_made(tmp_path: Path) -> None:
-    """A file lies where the folder would be: for root, too."""
-    install(tmp_path, {OWN: native_module("1.0")})
-    (tmp_path / "temporary").mkdir()
-    _, path = shown(tmp_path)
-    path.unlink()
-    path.parent.rmdir()
-    path.parent.touch()
-    version, path = shown(tmp_path)
-    assert version == "1.0" and path.is_relative_to(tmp_path / "temporary")
-
-
 def test_without_a_module_for_this_python(tmp_path: Path) -> None:
     install(tmp_path, {name: b"another" for name in OTHERS})
     process = run(tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 
 from comfy_sage2.autotune.cache_file import CacheFile
 
-ROOT = Path(__file__).resolve().parents[3]
 ADA = {"gpu": "NVIDIA GeForce RTX 4090", "driver": "580.65"}
 HOPPER = {"gpu": "NVIDIA H200", "driver": "580.65"}
 
@@ -119,40 +117,3 @@ def test_a_full_disk_is_no_error(findings: CacheFile, monkeypatch: pytest.Monkey
     findings.put(HOPPER, {"passed": True})
     assert findings.get(ADA) == {"passed": True}
     assert findings.get(HOPPER) is None
-
-
-RACE = """
-import sys
-from pathlib import Path
-from types import ModuleType
-# The package without its own __init__, which imports torch.
-package = sys.modules["comfy_sage2"] = ModuleType("comfy_sage2")
-package.__path__ = [sys.argv[1]]
-from comfy_sage2.autotune.cache_file import CacheFile
-findings = CacheFile(Path(sys.argv[2]))
-for turn in range(50):
-    findings.put({"process": sys.argv[3]}, {"turn": turn})
-    kept = findings.get({"process": sys.argv[3]})
-    assert kept is None or 0 <= kept["turn"] <= turn
-findings.put({"process": "all"}, {"passed": True})
-"""
-
-
-@pytest.mark.slow
-def test_eight_processes_at_once(findings: CacheFile) -> None:
-    source = ROOT / "comfy_sage2"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RACE, str(source), str(findings.path), str(number)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(8)
-    ]
-    for process in processes:
-        output, errors = process.communicate(timeout=600)
-        assert (process.returncode, output, errors) == (0, "", "")
-    assert findings.get({"process": "all"}) == {"passed": True}
-    assert findings.path is not None
-    assert [path.name for path in findings.path.parent.iterdir()] == ["findings.json"]

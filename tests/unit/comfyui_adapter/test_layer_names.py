@@ -89,16 +89,6 @@ def test_a_pass_that_leaves_blocks_out_keeps_the_numbers() -> None:
     assert session.record.summary().layer_name(0) == "block 1 self", "each sampling begins anew"
 
 
-def test_a_pass_that_is_made_again_has_the_same_names() -> None:
-    session = session_with()
-    with model_passes.running(0, model_pass := session.begin_pass(1.0, CPU, {})):
-        for _ in range(2):
-            model_passes.restart()
-            override = make_override(session)
-            override(ones, *qkv(), 4, _inside_attn_wrapper=True, transformer_options={"block_index": 0})
-    assert model_pass.calls == ["block 0 self"] and session.record.summary().layers == 1
-
-
 def test_earlier_nodes_name_calls_that_they_do_not_see_alike() -> None:
     first = session_with(start_percent=0.5)
     second = session_with(make_override(first), 1, start_percent=0.5)

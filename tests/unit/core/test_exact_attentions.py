@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import comfy_sage2
-from comfy_sage2.autotune import accumulators
 from comfy_sage2.backends.base import Result, empty_output
 from comfy_sage2.backends.exact import EXACT_ATTENTIONS, ExactAttention
 from comfy_sage2.call.signature import CallSignature
@@ -88,12 +87,6 @@ def test_options_of_the_quantization_are_refused(option: dict[str, Any]) -> None
     (name,) = option
     with pytest.raises(ValueError, match=f"{name} must be .* in mode 'exact', which quantizes nothing, got"):
         AttentionOptions(EXACT, **option)
-
-
-def test_open_accumulators_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accumulators, "_of_device", lambda device: "fp16")
-    options = AttentionOptions(EXACT, pv_accumulator="auto")
-    assert accumulators.resolved(options, torch.device("cpu"), torch.bfloat16, 128) == OPTIONS
 
 
 def test_the_reference_serves_it_anywhere(fresh_seed: int) -> None:

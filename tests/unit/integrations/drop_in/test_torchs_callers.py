@@ -285,16 +285,6 @@ def test_derivatives_in_forward_mode_are_refused_as_by_attention(through: str, o
         out(moving)  # the others' derivatives are no concern of this call
 
 
-def test_the_lse_needs_no_more_memory_than_a_part_of_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    from comfy_sage2.reference import exact
-
-    whole = functions.sageattn(*(args := [random(1, 2, 40, 300) for _ in range(3)]), return_lse=True)
-    monkeypatch.setattr(exact, "_TILE_SCORES", 7 * 2 * 40)
-    parts = functions.sageattn(*args, return_lse=True)
-    for tensor, of_parts in zip(whole, parts, strict=True):
-        torch.testing.assert_close(tensor, of_parts)
-
-
 @pytest.mark.parametrize("dtypes", [("f", "f", "b"), ("f", "f", "f"), ("b", "f", "b"), ("h", "f", "b")])
 def test_under_autocast_the_dtypes_are_torchs(dtypes: tuple[str, str, str]) -> None:
     """layer_norm leaves q and k in float32 there, beside a v of 16 bits."""
@@ -306,15 +296,3 @@ def test_under_autocast_the_dtypes_are_torchs(dtypes: tuple[str, str, str]) -> N
     assert out.dtype == wanted.dtype == varlen.dtype == torch.bfloat16
     assert is_close(out.float(), wanted.float())
     assert "reference, 8b" in serving.calls.lines()[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["3-D", "a mask by position", "head_dim of v", "6-D", "names", "batches that broadcast"]
-)
-def test_compiled_calls_in_torchs_form(name: str) -> None:
-    args, kwargs = CALLS[name]
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda *a, **k: functions.sageattn(*a, **k) * 2, fullgraph=True, backend="eager")
-    assert is_close(compiled(*args, **kwargs), torchs(*args, **kwargs) * 2)
-    assert serving.calls.lines(), "counted"

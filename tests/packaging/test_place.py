@@ -79,6 +79,17 @@ def test_a_module_of_another_user_is_written_anew_and_their_folder_not_used(path
 
 
 @posix
+@pytest.mark.parametrize(
+    ("owner", "user", "may"), [(7, 7, False), (0, 7, False), (0, 0, False), (8, 7, True), (7, 0, True)]
+)
+def test_owners_that_are_trusted(owner: int, user: int, may: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This user and root, who may have unpacked it for all users of an installation."""
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    status = os.stat_result((0o100755, 1, 2, 1, owner, owner, 3, 4, 5, 6))
+    assert place._others_may_change(status) == may
+
+
+@posix
 def test_a_folder_that_others_may_write_to_is_not_used(path: Path) -> None:
     path.parent.mkdir()
     path.parent.chmod(0o777)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from comfy_sage2 import __main__ as command_line
 from lab import __main__ as laboratory
@@ -73,13 +72,6 @@ def test_wrong_arguments_of_the_laboratory(
     monkeypatch.chdir(REPOSITORY)
     line = refused(laboratory.main, arguments, capsys)
     assert line.startswith(f"python -m lab {arguments[0]}: ") and words in line, line
-
-
-@pytest.mark.parametrize("command", ["bench", "choices", "sparse"])
-def test_what_only_a_gpu_can_do_says_so_in_one_line(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match=f"^{command} needs a CUDA device, and torch finds none$"):
-        laboratory.main([command])
 
 
 WITHOUT_TORCH = """

@@ -13,8 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from comfy_sage2.backends.base import BoundCall
-from comfy_sage2.backends.reference import ReferenceCall, ReferenceSlices
+from comfy_sage2.backends.reference import ReferenceSlices
 from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE
 from comfy_sage2.comfyui.hooks import slices as hook
 from comfy_sage2.comfyui.hooks.override import make_override
@@ -183,12 +182,6 @@ def test_short_calls_are_whole(tokens: int) -> None:
     assert labels(session) == ["2 reference · 8b"] and not session.wholes
 
 
-def test_patches_see_wholes() -> None:
-    model, session = Model(), sampling()
-    run_pass(session, model, torch.randn(TOKENS, 96), patches={"attn1_patch": [print]})
-    assert labels(session) == ["2 reference · 8b"]
-
-
 def test_the_session_of_the_last_node_makes_the_slices() -> None:
     first = session_with(guard=True)
     second = session_with(make_override(first), 1, guard=True)
@@ -250,15 +243,3 @@ def test_a_lack_of_memory_is_comfyuis_to_tell(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(torch.cuda.OutOfMemoryError, match="no memory"):
         run_pass(session, model, x)
     assert torch.equal(x, before) and all("forward" not in vars(block.attn) for block in model.blocks)
-
-
-def test_rotated_heads_are_kept_from_call_to_call() -> None:
-    model, x, session = Model(1), torch.randn(TOKENS, 96), sampling(rotate="auto")
-    expected = plainly(model, x)
-    for _ in range(3):
-        assert close(run_pass(session, model, x), expected)
-    assert [label.endswith("in slices") for label in labels(session)] == [True]
-
-
-def test_bound_calls_without_slices_say_so() -> None:
-    assert BoundCall.begin_slices(ReferenceCall.__new__(ReferenceCall), ()).startswith("[SA-324]")  # type: ignore[arg-type, union-attr]

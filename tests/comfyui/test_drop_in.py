@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -69,16 +68,3 @@ def test_neither_flag_nor_setting_changes_nothing(server: ComfyServer) -> None:
     log = server.log.read_text(errors="replace")
     assert "sageattention" not in log
     assert "/extensions/comfy_sage2/js/settings.js" in server.get("/extensions")
-
-
-def test_the_setting_survives_a_damaged_file(
-    root: Path, start: Callable[..., ComfyServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(offer.BACKEND_VARIABLE, offer.REFERENCE)
-    server = start(root, REPOSITORY)
-    settings = server.base / "user" / "default" / "comfy.settings.json"
-    settings.parent.mkdir(parents=True)
-    settings.write_text(json.dumps({"comfy_sage2.sageattention": True})[:-1], encoding="utf-8")
-    with server:
-        log = server.log.read_text(errors="replace")
-    assert "ComfyUI's settings cannot be read" in log and OFFERED not in log

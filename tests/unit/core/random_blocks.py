@@ -11,6 +11,16 @@ from comfy_sage2 import BlockMask
 
 LISTS = BlockMask.full(200, 330)  # that fit `inputs`
 FLAG = torch.zeros(1, dtype=torch.int32)
+# Lists of one block of queries and 3 of keys with something wrong, and what is computed of them.
+INVALID_LISTS = [
+    ([3, 1, 99, 0], [2, 1, 0, -1]),
+    ([3, 1, -1, 0], [2, 1, 0, -1]),
+    ([3, 2, 2, 0], [2, 2, 0, -1]),
+    ([9, 2, 1, 0], [3, 2, 1, 0]),
+    ([32767, 2, 1, 1], [2, 2, 1, -1]),
+    ([-5, 2, 1, 0], [0, -1, -1, -1]),
+    ([3, 32767, -32768, 3], [0, -1, -1, -1]),
+]
 
 
 def inputs(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from attention_oracle import oracle
 from fake_backend import FakeBackend
-from random_blocks import FLAG, LISTS, expanded, inputs, random_lists
+from random_blocks import FLAG, INVALID_LISTS, LISTS, expanded, inputs, random_lists
 
 import comfy_sage2
 from comfy_sage2 import BlockMask, UnsupportedError
@@ -95,18 +95,7 @@ def test_all_blocks_are_the_dense_call_bit_for_bit(mode: str, rotate: str, is_ca
     assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
 
 
-@pytest.mark.parametrize(
-    ("bad", "clean"),
-    [
-        ([3, 1, 99, 0], [2, 1, 0, -1]),
-        ([3, 1, -1, 0], [2, 1, 0, -1]),
-        ([3, 2, 2, 0], [2, 2, 0, -1]),
-        ([9, 2, 1, 0], [3, 2, 1, 0]),
-        ([-5, 2, 1, 0], [0, -1, -1, -1]),
-        ([3, 32767, -32768, 3], [0, -1, -1, -1]),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("bad", "clean"), INVALID_LISTS, ids=str)
 @pytest.mark.parametrize("mode", ["8b", EXACT])
 def test_invalid_entries_are_left_out_and_noted(bad: list[int], clean: list[int], mode: str) -> None:
     q, k, v = inputs(lengths=(100, 300))

@@ -17,7 +17,7 @@ from threads import run_in_threads
 from comfy_sage2.backends import kernel_call as kernel_call_module
 from comfy_sage2.backends import launches
 from comfy_sage2.backends.module_plan import Views
-from comfy_sage2.backends.readable import is_readable
+from comfy_sage2.backends.readable import is_readable, readable
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.call.signature import ANYONE, CallSignature, TensorForm
 from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
@@ -127,6 +127,14 @@ def test_an_aligned_call_after_a_misaligned_one_is_not_copied() -> None:
     assert torch.equal(second["read"]["k"], k)
     assert first["q"] == second["q"] == q.data_ptr()
     assert len(module.plans) == 2  # one for each way to lie in memory
+
+
+def test_a_view_of_negative_values_is_copied() -> None:
+    """torch keeps the sign as a bit of the tensor, which kernels that get an address do not see."""
+    x = torch.randn(1, 2, 16, 64).half()
+    negative = readable(torch._neg_view(x))
+    assert readable(x) is x and not negative.is_neg()
+    assert torch.equal(negative, -x) and negative.data_ptr() != x.data_ptr()
 
 
 def test_views_with_readable_strides_are_not_copied() -> None:

@@ -64,16 +64,6 @@ def test_the_setting_is_translated(language: str) -> None:
     assert all(re.search(LETTERS.get(language, ""), text) and not SYNTAX.search(text) for text in entry.values())
 
 
-@pytest.mark.parametrize("language", ["ja", "zh"])
-def test_the_help_page_is_translated(server: ComfyServer, language: str) -> None:
-    """It names the inputs as the page's language does, and every choice."""
-    page = server.get_bytes(f"/extensions/comfy_sage2/docs/SageAttention2/{language}.md").decode()
-    inputs = server.get("/object_info/SageAttention2")["SageAttention2"]["input"]
-    for name, spec in {**inputs["required"], **inputs["optional"]}.items():
-        assert f"**{translations(language)['SageAttention2']['inputs'][name]['name']}** (`{name}`)" in page
-        assert all(f"*{choice}*" in page for choice in spec[1].get("options", ()))
-
-
 @pytest.mark.parametrize("node", ["SageAttention2", "SageAttention2Options", "SageAttention2Report"])
 def test_the_help_page_lists_what_the_node_has(server: ComfyServer, node: str) -> None:
     """Each input by its name, in the node's order; and where a page lists an input's choices, all of them."""

@@ -124,6 +124,16 @@ def test_a_wheel_that_is_not_the_released_one_is_not_even_opened(
     assert f"{path} {said}" in str(caught.value)
 
 
+@pytest.mark.parametrize("digit", [0, 31, 63])
+def test_every_digit_of_a_checksum_counts(wheels: Path, digit: int) -> None:
+    write_images(wheels)
+    text = (wheels / bundled.MANIFEST).read_text()
+    changed = "0" if text[digit] != "0" else "1"
+    (wheels / bundled.MANIFEST).write_text(text[:digit] + changed + text[digit + 1 :])
+    with pytest.raises(KernelUnavailable, match=r"SA-106.* is refused: its SHA-256 is "):
+        bundled.read_images(bundled.find("sm90"))
+
+
 def test_a_wheel_of_another_architecture_under_this_ones_name(wheels: Path) -> None:
     wheel = write_images(wheels, "sm89")
     wheel.rename(wheel.with_name(wheel.name.replace("sm89", "sm90")))

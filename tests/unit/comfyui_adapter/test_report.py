@@ -224,20 +224,6 @@ def test_quality_obeys_masks(shape: tuple[int, ...]) -> None:
     assert Agreement(*measure(exact, q, k, v, scale=None, mask=mask).tolist()).relative_l1 < 1e-5
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_broken_values_are_reported(value: float) -> None:
-    """They are what the report is asked about most: it names their layer first."""
-    session = recorded(layers=6, ended=False)
-    watch = start_timer(CPU)
-    watch.stop()
-    session.record.add(1, 2, BY_KERNEL, watch)
-    session.record.add_agreement(1, 2, torch.tensor([float("nan"), value, value]))
-    lines = report([session]).splitlines()
-    average = next(index for index, line in enumerate(lines) if line.startswith("Compared with full precision"))
-    assert lines[average + 1].startswith("  call 1: cosine nan")
-    assert lines[0].endswith("the result has NaN or infinity")
-
-
 def test_events_count_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA gives milliseconds."""
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from comfy_sage2.comfyui.report.picture import (
     AMBER,
-    BACKGROUND,
     ERROR_COLORS,
     GREEN,
     HEIGHT,
@@ -100,30 +99,6 @@ def test_the_chart_has_a_map_of_the_errors_by_what_is_usual(mode: str) -> None:
     *colors, most = ERROR_COLORS.values()
     assert torch.tensor(cells).sub(torch.tensor([*colors, most, most])).abs().max() <= 1
     assert chart.getpixel((MARGIN + width // 2, middle)) == colors[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "text",
-    ["word " * 800, "x" * 4000, "\x00\x1b[31m\ud800\u202e" * 30_000, "a\n" * 100_000],
-    ids=["words", "one word", "controls", "lines"],
-)
-def test_hostile_reasons_are_drawn_within_the_margins(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In few measurements of few characters: each takes time with the length of its text."""
-    measured: list[int] = []
-    plain = ImageDraw.ImageDraw.textlength
-
-    def counted(self: ImageDraw.ImageDraw, text: str, **options: Any) -> float:
-        measured.append(len(text))
-        return plain(self, text, **options)
-
-    monkeypatch.setattr(ImageDraw.ImageDraw, "textlength", counted)
-    session = session_with_calls(Decision(reason=text), BY_KERNEL)
-    session.record.add_agreement(1, 0, torch.tensor([1.0, 0.0, 0.0]))
-    for image, _ in (draw([session]), draw([session_of(expected=Decision(reason=text))])):
-        assert set(colors_of(image.crop((WIDTH - MARGIN + 1, 0, WIDTH, HEIGHT)))) == {BACKGROUND}
-        assert set(colors_of(image.crop((0, HEIGHT - MARGIN + 8, WIDTH, HEIGHT)))) == {BACKGROUND}
-    assert len(measured) < 800 and sum(measured) < 600_000
 
 
 def test_the_report_is_of_all_layers_and_steps() -> None:

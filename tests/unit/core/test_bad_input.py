@@ -170,19 +170,3 @@ def test_a_choice_that_is_none_of_those_is_named(name: str, value: object) -> No
     arguments: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match=f"{name} must be one of .*got"):
         comfy_sage2.attention(*tensors, **arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (((64.5, 64), 256, 256), "q_block must be an integer, got float"),
-        (((64, "64"), 256, 256), "kv_block must be an integer, got str"),
-        ((64, 256, 256), "block_size must be two integers"),
-        (((64,), 256, 256), "block_size must be two integers"),
-        (((64, 64), 256.0, 256), "q_length must be an integer, got float"),
-        (((64, 64), 256, None), "kv_length must be an integer, got NoneType"),
-    ],
-)
-def test_sizes_of_blocks_that_are_no_integers_are_named(arguments: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        comfy_sage2.BlockMask.from_blocks(torch.ones(1, 2, 4, 4, dtype=torch.bool), *arguments)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from attention_oracle import relative_l1
 from sequence_parallel.cases import Case, cases
-from sequence_parallel.launch import ENGINE_MISSING, Setup, run, start_one
+from sequence_parallel.launch import ENGINE_MISSING, Setup, run
 
 from comfy_sage2 import Sparse, attention
 from comfy_sage2.integrations.yunchang import attention_processor
@@ -72,10 +72,3 @@ def test_a_process_leaves_blocks_out_of_its_heads(fresh_seed: int) -> None:
     out, _ = attention_processor(backend="reference", sparse=chosen)(q, k, v)
     assert torch.equal(out, attention(q, k, v, layout="BNHD", backend="reference", sparse=chosen))
     assert relative_l1(out, attention(q, k, v, layout="BNHD", backend="reference")) > 0.5
-
-
-def test_processes_that_fail_or_hang_are_told() -> None:
-    with pytest.raises(AssertionError, match=r"exit status 1\n.*No module named nothing_of_this_name"):
-        start_one(["nothing_of_this_name"], timeout=60)
-    with pytest.raises(AssertionError, match="not done after 1 s"):
-        start_one(["timeit", "-n1", "-r1", "import time; time.sleep(60)"], timeout=1)

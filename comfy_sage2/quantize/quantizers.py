@@ -12,10 +12,14 @@ from .formats import NumberFormat
 
 @dataclass(frozen=True)
 class Quantized:
-    """`values` (B, H, N, D): what the format holds, in float32. `scale` (B, H, N, 1): the group's, for each token."""
+    """`values` (B, H, N, D): what the format holds, in float32. `scale` (B, H, N, 1): the group's, for each token.
+
+    token_term: None, or (B, H, N, 1), log2 of a factor of each token of V, which `values` are without.
+    """
 
     values: torch.Tensor
     scale: torch.Tensor
+    token_term: torch.Tensor | None = None
 
 
 def quantize_groups(x: torch.Tensor, groups: torch.Tensor, number_format: NumberFormat) -> Quantized:
@@ -34,6 +38,8 @@ def quantize_groups(x: torch.Tensor, groups: torch.Tensor, number_format: Number
 
 # The smallest scale of a tile of V: what lies below it is not seen beside the channel's largest.
 _SMALLEST_TILE_SCALE = 2.0**-20
+# Tokens of a tile have scales of their own where the largest of a token is so many times that of another one.
+_UNLIKE_TOKENS = 3.0
 # How many times as large as in the counted tokens V may be elsewhere, by formats with a scale a tile and by others: a
 # float format loses nothing by so much room. As in csrc/attention_call.h.
 HEAD_ROOM, TILE_HEAD_ROOM = 16.0, 4.0
@@ -47,13 +53,15 @@ def quantize_channels(
     powers_of_two: bool = False,
     tile: int | None = None,
     counted: int | None = None,
+    hidden: torch.Tensor | None = None,
 ) -> Quantized:
     """Quantize V (B, H, N, D) float32 with one scale a channel over all tokens; `scale` is (B, H, 1, D).
 
     `maximum` scales to less than the format's range, as a half-precision accumulator needs. powers_of_two: scales are
     rounded up to such, so that elements of a float format keep their bits. tile: this many tokens share a second scale,
-    one for all channels: their largest relative to the channels' largest. `values` contain it. counted: the scale is
-    that of so many first tokens, with head room for the others.
+    one for all channels: their largest relative to the channels' largest. `values` contain it. In tiles of unlike
+    tokens each has its own, and the rest of it is their `token_term`. counted: the scale is that of so many first
+    tokens, with head room for the others. hidden: None, or bool (B | 1, N): tokens of zeros that are unlike none.
     """
     limit = number_format.maximum if maximum is None else maximum
     if limit is None:
@@ -65,14 +73,19 @@ def quantize_channels(
         scale = scale.log2().ceil().exp2()
     if tile is None:
         return Quantized(number_format.round(x / scale), scale)
-    tile_scale = _largest_of_tiles(x / scale, tile) / limit
-    tile_scale.clamp_(_SMALLEST_TILE_SCALE, 1.0 if counted is None else TILE_HEAD_ROOM)
-    return Quantized(number_format.round(x / scale / tile_scale) * tile_scale, scale)
+    largest = (x / scale).abs().nan_to_num(0.0, 0.0).amax(dim=3)
+    others = largest if hidden is None else largest.masked_fill(hidden[:, None], torch.inf)
+    of_tile = _largest_of_tiles(largest, tile)
+    is_unlike = -_largest_of_tiles(-others, tile) * _UNLIKE_TOKENS < of_tile
+    tile_scale = (of_tile / limit).clamp_(_SMALLEST_TILE_SCALE, 1.0 if counted is None else TILE_HEAD_ROOM)
+    token_scale = (others / limit).clamp(tile_scale * _SMALLEST_TILE_SCALE, tile_scale)
+    token_scale, tile_scale = torch.where(is_unlike, token_scale, tile_scale)[..., None], tile_scale[..., None]
+    return Quantized(
+        number_format.round(x / scale / token_scale) * tile_scale, scale, (token_scale / tile_scale).log2()
+    )
 
 
-def _largest_of_tiles(x: torch.Tensor, tile: int) -> torch.Tensor:
-    """The largest finite magnitude of each `tile` tokens of x (B, H, N, D), over all channels: (B, H, N, 1)."""
-    magnitudes = x.abs().nan_to_num(0.0, 0.0).amax(dim=3)
-    tiles = pad(magnitudes, (0, -magnitudes.shape[2] % tile)).unflatten(2, (-1, tile)).amax(dim=3)
-    of_tokens: torch.Tensor = tiles.repeat_interleave(tile, dim=2)[:, :, : x.shape[2], None]
-    return of_tokens
+def _largest_of_tiles(of_tokens: torch.Tensor, tile: int) -> torch.Tensor:
+    """The largest of each `tile` tokens of (B, H, N), for each token."""
+    tiles = pad(of_tokens, (0, -of_tokens.shape[2] % tile), value=-torch.inf).unflatten(2, (-1, tile)).amax(dim=3)
+    return tiles.repeat_interleave(tile, dim=2)[:, :, : of_tokens.shape[2]]

@@ -39,7 +39,8 @@ class ReferenceOptions:
     p_format, v_format: E4M3, E5M2, INT8, FP16, BF16 or FP32.
     p_maximum, v_maximum: what P = 1 and V's channel maximum are scaled to; None is the largest of the format.
     v_powers_of_two: V's scales are rounded up to powers of two.
-    v_tile: keys that share a second scale of V, one for all channels; None: V has a scale a channel alone.
+    v_tile: keys that share a second scale of V, one for all channels, or where they are unlike have one each, a factor
+        of P; None: V has a scale a channel alone.
     p_of_step: P is rounded relative to the largest of its row in the step, and not to the row's running maximum.
     accumulator: precision of the P V accumulator inside a key block.
     two_level: add each key block's product to a float32 buffer; off, one accumulator runs over all keys.

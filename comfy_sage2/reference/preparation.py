@@ -20,7 +20,7 @@ class Prepared:
     """What the attention loop reads, all float32.
 
     q: (B, Hq, Nq, n), scale (B, Hq, Nq, 1); k: (B, Hkv, Nkv, n), scale (B, Hkv, Nkv, 1); n is D, or with rotation
-    rotation_size(D). v: (B, Hkv, Nkv, D), scale (B, Hkv, 1, D).
+    rotation_size(D). v: (B, Hkv, Nkv, D), scale (B, Hkv, 1, D), token_term (B, Hkv, Nkv, 1) with `v_tile`.
     q_block_means: (B, Hq, blocks, D) with smooth Q, and k_smooth (B, Hkv, Nkv, D) before rotation and quantization:
     their product is the paper's Delta S. k_mean: (B, Hkv, 1, D) with smooth K. v_mean: (B, Hkv, 1, D) with smooth V.
     """
@@ -75,6 +75,7 @@ def prepare(
             powers_of_two=options.v_powers_of_two,
             tile=options.v_tile,
             counted=options.slice_tokens,
+            hidden=hidden,
         ),
         k_smooth=k,
         q_block_means=q_block_means,

@@ -21,6 +21,9 @@ class OnlineSoftmax:
         _, kv_heads, _, head_dim = v.values.shape
         self._v = v.values.flatten(0, 1)
         self._v_scale = v.scale.flatten(0, 1)
+        self._term: torch.Tensor | None = None
+        if v.token_term is not None:
+            self._term = v.token_term.repeat_interleave(q_heads // kv_heads, dim=1).mT
         self._options = options
         p_maximum = options.p_format.maximum if options.p_maximum is None else options.p_maximum
         self._p_maximum = 1.0 if p_maximum is None else p_maximum
@@ -30,6 +33,9 @@ class OnlineSoftmax:
 
     def add(self, scores: torch.Tensor, keys: slice) -> None:
         """Take in one block of keys: scores (B, Hq, rows, keys), overwritten."""
+        term = None if self._term is None else self._term[..., keys]
+        if term is not None:
+            scores += term  # P takes the scales of V's tokens as factors
         of_step = scores.amax(dim=3, keepdim=True)
         maximum = torch.maximum(self._maximum, of_step)
         # A row that has met only masked keys has maximum -inf; 0 in its place keeps exp2 at 0 instead of NaN.
@@ -39,9 +45,13 @@ class OnlineSoftmax:
         p = scores.sub_(base).exp2_()
         if not self._options.sum_quantized_p:
             row_sum = p.sum(dim=3, keepdim=True)
-        p = self._options.p_format.round(p.mul_(self._p_maximum))
+        whole_p = p.mul_(self._p_maximum)
+        p = self._options.p_format.round(whole_p)
         if self._options.sum_quantized_p:
             row_sum = p.sum(dim=3, keepdim=True) / self._p_maximum
+        if term is not None:  # quiet tokens may have most of the sum
+            without_terms = (whole_p @ (-term).exp2().mT) / self._p_maximum
+            row_sum = torch.where((term != 0.0).any(dim=3, keepdim=True), without_terms, row_sum)
         if self._options.p_of_step:
             factor = (base - shift).masked_fill(of_step == -math.inf, 0.0).exp2_()
             row_sum = row_sum * factor

@@ -53,7 +53,10 @@ class Attention {
     item.k = p.k_tiles + first_tile * kKBytes;
     item.k_scale = p.k_scale + first_tile * kKeyGroups;
     item.v = p.v_tiles + first_tile * kVBytes;
-    if constexpr (Pv::kOfKeyBlock) item.v_tile_scale = p.v_tile_scale + first_tile;
+    if constexpr (Pv::kOfKeyBlock) {
+      item.v_tile_scale = p.v_tile_scale + first_tile;
+      item.v_token_term = p.v_token_term + first_tile * kKeyBlock;
+    }
     item.bias = p.bias + batch * p.bias_batch_stride + head * p.bias_head_stride + index * p.bias_work_stride;
     item.mask_offset = batch * p.mask.batch_stride + head * p.mask.head_stride;
     const int keys = p.causal ? min((item.query_block + 1) * kQueryBlock, sizes.kv_length) : sizes.kv_length;
@@ -105,6 +108,7 @@ class Attention {
     if constexpr (Pv::kOfKeyBlock) {
       __shared__ float2 value_sums[kThreads][kTiles];
       output.value_sum = value_sums[threadIdx.x];
+      v_tile_scale = __ldg(item.v_tile_scale + key_block);
     }
     output.clear();
 #pragma unroll
@@ -120,11 +124,12 @@ class Attention {
         __syncthreads();  // K is there, nobody reads the last V any more
         copy_values(v, key_block);
         copy_keys(k, k_scale, next, kLayout.key_stage - stage);
-        if constexpr (Pv::kOfKeyBlock) v_tile_scale = __ldg(item.v_tile_scale + key_block);
-        if (!quick_step(key_block < quick_key_blocks)) {
+        if (!quick_step(key_block < quick_key_blocks && !has_token_terms())) {
           full_step(key_block);
           quick_key_blocks = item.unlimited_key_blocks;
         }
+        // After the last key block it reads past this head's, as copy_keys does.
+        if constexpr (Pv::kOfKeyBlock) v_tile_scale = __ldg(item.v_tile_scale + next);
         cp_async_wait<1>();
         __syncthreads();  // V is there, nobody reads K any more
         stage = kLayout.key_stage - stage;
@@ -239,17 +244,19 @@ class Attention {
     using Numbers = FullNumbers;
     float scale[2];
     scales_of_rows(scale, tile);
+    float zero = Numbers::kZero;
     float x[8][4];
     if constexpr (!Terms::kNone) __syncwarp();  // keeps instructions, and so registers, apart
     Terms::template apply<Numbers>(x, scores, scale, key_terms());
+    if (kLimited && has_token_terms()) add_token_terms(x, scale, zero, key_block);
     const KeyLimits limits = {key_block * kKeyBlock + 2 * (lane % 4), first_query(tile), p.sizes.kv_length, p.causal};
     if constexpr (kHasRowBias) limits.add_mask(x, p.mask, item.mask_offset, p.sizes.q_length);
     if (kLimited && key_block * kKeyBlock + kKeyBlock > limits.limit(0)) limits.mask_tail(x);
     float largest[2];
     row_maxima<Pv::kOfKeyBlock>(largest, x);
     if constexpr (Terms::kNone) {
-      largest[0] = Numbers::scaled(largest[0], scale[0]);
-      largest[1] = Numbers::scaled(largest[1], scale[1]);
+      largest[0] = Numbers::scaled(largest[0], scale[0], zero);
+      largest[1] = Numbers::scaled(largest[1], scale[1], zero);
     }
     if constexpr (Pv::kOfKeyBlock) {
       largest[0] = quad_max_nan(largest[0]);
@@ -263,10 +270,10 @@ class Attention {
       for (int row = 0; row < 2; ++row) {
         base[row] = max_nan(largest[row] - Pv::kLog2OfLargest, kLowest);
         output.block_factor[tile][row] = exp2_approx(base[row] - rows[tile].base[row] + (149.f + Pv::kLog2OfUnit));
-        output.value_factor[tile][row] = output.block_factor[tile][row] * v_tile_scale;
+        output.value_factor[tile][row] = output.block_factor[tile][row] * fabsf(v_tile_scale);
       }
     }
-    const float offset[2] = {Numbers::offset(scale[0], -base[0]), Numbers::offset(scale[1], -base[1])};
+    const float offset[2] = {Numbers::offset(scale[0], -base[0], zero), Numbers::offset(scale[1], -base[1], zero)};
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
@@ -276,7 +283,64 @@ class Attention {
     Pv::pack(packed[tile], x);
     float sum[2];
     Pv::row_sums(sum, x, packed[tile]);
-    output.add_row_sums(tile, sum);
+    if (kLimited && has_token_terms()) {
+      float without_terms[2];
+      sum_without_token_terms(without_terms, x, key_block);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) output.block_factor[tile][row] *= 0x1p-149f;  // these sums are no bits
+      output.add_row_sums(tile, without_terms, sum);
+    } else {
+      output.add_row_sums(tile, sum, sum);
+    }
+  }
+
+  // Whether V's tokens have scales each, in the key block that is worked on.
+  __device__ __forceinline__ bool has_token_terms() const {
+    if constexpr (Pv::kOfKeyBlock) return v_tile_scale < 0.f;
+    return false;
+  }
+  // Of this thread's keys of a pair of eight.
+  __device__ __forceinline__ float4 token_terms(int key_block, int pair) const {
+    return __ldg(reinterpret_cast<const float4*>(item.v_token_term + key_block * kKeyBlock) + pair * 4 + lane % 4);
+  }
+  // P V takes the scales of V's tokens as factors of P. Afterwards x is in units of log2.
+  __device__ __forceinline__ void add_token_terms(float (&x)[8][4], float (&scale)[2], float& zero,
+                                                  int key_block) const {
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      const float4 terms = token_terms(key_block, pair);
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float& score = x[2 * pair + odd][i];
+          const float term = term_of_key(terms, odd, i % 2);
+          score = Terms::kNone ? fmaf(score, scale[i / 2], FullNumbers::offset(scale[i / 2], term)) : score + term;
+        }
+      }
+    }
+    if constexpr (Terms::kNone) {
+      scale[0] = scale[1] = 1.f;
+      zero = 0.f;
+    }
+  }
+  // This thread's part of the sums of P as it would be without these factors, not rounded.
+  __device__ __forceinline__ void sum_without_token_terms(float (&sum)[2], const float (&p)[8][4],
+                                                          int key_block) const {
+    sum[0] = sum[1] = 0.f;
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      const float4 terms = token_terms(key_block, pair);
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+#pragma unroll
+        for (int column = 0; column < 2; ++column) {
+          const float factor = exp2_approx(-term_of_key(terms, odd, column));
+          sum[0] = fmaf(p[2 * pair + odd][column], factor, sum[0]);
+          sum[1] = fmaf(p[2 * pair + odd][2 + column], factor, sum[1]);
+        }
+      }
+    }
   }
 
   // This lane's words in shared memory: of 16 queries, of the key block that is worked on, and of its bias.

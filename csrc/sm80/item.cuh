@@ -15,7 +15,7 @@ static_assert(kListTile % kKeyBlock == 0, "a block of a list is whole key blocks
 struct Item {
   const unsigned char *q, *k, *v;
   const float *q_scale, *k_scale, *bias;
-  const float* v_tile_scale;  // where V's key blocks have scales
+  const float *v_tile_scale, *v_token_term;  // where V's key blocks have scales
   i64 mask_offset;
   int bh, kv_bh, query_block;
   int first_key_block, key_blocks;   // that its queries attend to

@@ -179,7 +179,10 @@ class Builder final : public LaunchBuilder<Workspace> {
     fields.bind(params.q_tiles, kWorkspace, workspace_.q_tiles);
     fields.bind(params.k_tiles, kWorkspace, workspace_.k_tiles);
     fields.bind(params.v_tiles, kWorkspace, workspace_.v_tiles);
-    if (product_ == PvProduct::int8) fields.bind(params.v_tile_scale, kWorkspace, workspace_.v_tile_scale);
+    if (product_ == PvProduct::int8) {
+      fields.bind(params.v_tile_scale, kWorkspace, workspace_.v_tile_scale);
+      fields.bind(params.v_token_term, kWorkspace, workspace_.v_token_term);
+    }
   }
 
   void mask_bias() {

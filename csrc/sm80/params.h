@@ -52,7 +52,10 @@ struct QuantizeParams {
   unsigned char *q_tiles, *k_tiles, *v_tiles;
   float* q_scale;       // (q slices, query blocks, query_scales(bits)): with softmax scale and log2(e)
   float* k_scale;       // (slices, key blocks, kKeyGroups)
-  float* v_tile_scale;  // (slices, key blocks), of V in INT8: the largest relative to v_maximum, over all channels
+  // Of V in INT8. (slices, key blocks): the largest relative to v_maximum, over all channels; negative where tokens
+  // have scales of their own beside it.
+  float* v_tile_scale;
+  float* v_token_term;  // (slices, padded keys), there: log2 of the tokens' scales; the order is that of key biases
   float* q_mean;        // (q slices, query blocks, channels) when Q is smoothed
   float* lse_shift;     // (q slices, q_length): scale * q . mean(K), or null
   const int* shown;     // (slices): keys that the mask does not hide, or null: it cannot hide keys
@@ -95,7 +98,7 @@ struct KeyBiasParams {
 struct AttentionParams {
   const unsigned char *q_tiles, *k_tiles, *v_tiles;
   const float *q_scale, *k_scale, *v_scale, *v_mean;
-  const float* v_tile_scale;  // as in QuantizeParams
+  const float *v_tile_scale, *v_token_term;  // as in QuantizeParams
   const float* bias;
   i64 bias_batch_stride, bias_head_stride, bias_work_stride;
   const float* lse_shift;

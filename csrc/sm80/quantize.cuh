@@ -17,6 +17,8 @@ namespace sm80 {
 class Divisor {
  public:
   explicit __device__ __forceinline__ Divisor(float value) : value_(value), reciprocal_(__frcp_rn(value)) {}
+  explicit __device__ __forceinline__ Divisor(float2 value_and_reciprocal)
+      : value_(value_and_reciprocal.x), reciprocal_(value_and_reciprocal.y) {}
   __device__ __forceinline__ float divide(float x) const {
     const float quotient = x * reciprocal_;
     return fmaf(fmaf(-quotient, value_, x), reciprocal_, quotient);
@@ -169,28 +171,57 @@ struct QuantizedTensors {
     }
   }
 
-  // The largest number of a tile of V relative to v_maximum, which its channel's largest is scaled to: at most 1, but
-  // in slices. What is not finite is left out: it has its say in the scale of its channel.
-  static __device__ __forceinline__ float tile_scale(const QuantizeParams& p, int bh, int first, KeyBits keys) {
-    __shared__ int largest_bits;
-    if (threadIdx.x == 0) largest_bits = 0;
-    __syncthreads();
+  // The scales of a tile of V beside those of its channels, and their reciprocals. All tokens have the tile's: its
+  // largest number relative to v_maximum, which its channel's largest is scaled to; at most 1, but in slices. Where
+  // tokens are as unlike as kUnlikeTokens, each has its own, which P takes as a factor. What is not finite is left out:
+  // it has its say in the scale of its channel.
+  static __device__ __forceinline__ void scale_tokens(const QuantizeParams& p, i64 tile, int bh, int first,
+                                                      KeyBits keys, float2 (&scales)[kKeyBlock]) {
+    __shared__ float largest_of_tokens[kKeyBlock];
     const T* start = head_start<T>(p.v, bh, p.sizes.kv_heads);
     const i64 channels = i64(bh) * kHeadDim + Pieces::channel();
-    float largest = 0.f;
     for (int row = Pieces::row(); row < kKeyBlock; row += Pieces::kRowsAtOnce) {
-      if (!has_key(keys, row)) continue;
-      float x[8];
-      load_piece(x, start + (first + row) * p.v.token_stride, Pieces::channel(), p.sizes);
+      float largest = 0.f;
+      if (has_key(keys, row)) {
+        float x[8];
+        load_piece(x, start + (first + row) * p.v.token_stride, Pieces::channel(), p.sizes);
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        largest = fmaxf(largest, fabsf(Divisor(p.v_scale[channels + i]).divide(x[i] - p.v_mean[channels + i])));
+        for (int i = 0; i < 8; ++i)
+          largest = fmaxf(largest, fabsf(Divisor(p.v_scale[channels + i]).divide(x[i] - p.v_mean[channels + i])));
+      }
+#pragma unroll
+      for (int distance = 1; distance < Pieces::kPieces; distance *= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+      if (Pieces::channel() == 0) largest_of_tokens[row] = largest;
     }
-    atomicMax(&largest_bits, __float_as_int(largest));
     __syncthreads();
-    const float scale = __int_as_float(largest_bits) / p.v_maximum;
-    if (p.too_large && scale > p.largest_tile_scale) *p.too_large = 1;
-    return fminf(fmaxf(scale, kSmallestTileScale), p.largest_tile_scale);
+    if (threadIdx.x < 32) {
+      const auto token = [](int half) { return key_at_position(threadIdx.x + half * 32); };
+      unsigned largest_bits = 0u, smallest_bits = 0x7f800000u;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const unsigned bits = __float_as_uint(largest_of_tokens[token(half)]);
+        largest_bits = max(largest_bits, bits);
+        if (has_key(keys, token(half))) smallest_bits = min(smallest_bits, bits);
+      }
+      const float largest = __uint_as_float(__reduce_max_sync(0xffffffffu, largest_bits));
+      const float smallest = __uint_as_float(__reduce_min_sync(0xffffffffu, smallest_bits));
+      const float wanted = largest / p.v_maximum;
+      if (p.too_large && wanted > p.largest_tile_scale) *p.too_large = 1;
+      const float of_tile = fminf(fmaxf(wanted, kSmallestTileScale), p.largest_tile_scale);
+      const bool unlike = smallest * kUnlikeTokens < largest;
+      if (threadIdx.x == 0) p.v_tile_scale[tile] = unlike ? -of_tile : of_tile;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float scale = of_tile;
+        if (unlike) {
+          if (has_key(keys, token(half)))
+            scale = fminf(fmaxf(largest_of_tokens[token(half)] / p.v_maximum, of_tile * kSmallestTileScale), of_tile);
+          p.v_token_term[tile * kKeyBlock + threadIdx.x + half * 32] = log2f(scale / of_tile);
+        }
+        scales[token(half)] = make_float2(scale, __frcp_rn(scale));
+      }
+    }
   }
 
   // Transposes V through shared memory. Words: (8 channels, 16 bytes, lane). P: the product.
@@ -204,12 +235,8 @@ struct QuantizedTensors {
     const int first = static_cast<int>(tile - i64(bh) * p.sizes.key_blocks) * kKeyBlock;
     const T* start = head_start<T>(p.v, bh, p.sizes.kv_heads);
     const int tokens = min(kKeyBlock, p.sizes.kv_length - first);
-    float of_tile = 1.f;
-    if constexpr (P::kOfKeyBlock) {
-      of_tile = tile_scale(p, bh, first, keys);
-      if (threadIdx.x == 0) p.v_tile_scale[tile] = of_tile;
-    }
-    const Divisor tile_divisor(of_tile);
+    __shared__ float2 scales[P::kOfKeyBlock ? kKeyBlock : 1];
+    if constexpr (P::kOfKeyBlock) scale_tokens(p, tile, bh, first, keys, scales);
     for (int base = 0; base < kHeadDim; base += kWidth) {
       __syncthreads();
       for (int row = Part::row(); row < tokens; row += Part::kRowsAtOnce) {
@@ -233,7 +260,7 @@ struct QuantizedTensors {
           const Divisor scale(p.v_scale[statistic]);
           const auto value = [&](int key) {
             float x = counts(key) ? scale.divide(to_float(shared[key][channel]) - mean) : 0.f;
-            if constexpr (P::kOfKeyBlock) x = tile_divisor.divide(x);
+            if constexpr (P::kOfKeyBlock) x = Divisor(scales[key]).divide(x);
             // What storable_amax cuts off. Comparisons keep a NaN.
             return x > p.v_maximum ? p.v_maximum : x < -p.v_maximum ? -p.v_maximum : x;
           };

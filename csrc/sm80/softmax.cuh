@@ -48,12 +48,13 @@ struct ScoreNumbers {
   static_assert(kHeadDim * 127 * 127 < 1 << 22, "a score must stay within the last bits of the number");
   static constexpr int kStart = kConverts ? 0 : 0x4b400000;
   static __device__ __forceinline__ float number(int score) { return kConverts ? float(score) : __int_as_float(score); }
+  static constexpr float kZero = kConverts ? 0.f : 0x1.8p23f;  // the number of the score 0
   // number * scale + this is the score times scale plus `term`.
-  static __device__ __forceinline__ float offset(float scale, float term) {
-    return kConverts ? term : fmaf(scale, -0x1.8p23f, term);
+  static __device__ __forceinline__ float offset(float scale, float term, float zero = kZero) {
+    return kConverts ? term : fmaf(scale, -zero, term);
   }
-  static __device__ __forceinline__ float scaled(float number, float scale) {
-    return kConverts ? number * scale : fmaf(number, scale, scale * -0x1.8p23f);
+  static __device__ __forceinline__ float scaled(float number, float scale, float zero = kZero) {
+    return kConverts ? number * scale : fmaf(number, scale, scale * -zero);
   }
 };
 

@@ -14,6 +14,8 @@ constexpr int query_scales(int bits) { return bits == 4 ? kQueryBlock : kQueryGr
 
 // The smallest scale of V's key block, where it has one: what lies below it is not seen beside the channel's largest.
 constexpr float kSmallestTileScale = 0x1p-20f;
+// Tokens of a key block have scales of their own where the largest of a token is so many times that of another one.
+constexpr float kUnlikeTokens = 3.f;
 
 constexpr int kStatisticsTokens = 512;  // tokens that one block of the statistics pass sums
 constexpr int kStatistics = 3;          // sum, largest, largest of the negated

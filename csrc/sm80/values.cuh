@@ -88,8 +88,10 @@ struct ProbabilitiesE4m3 {
 };
 
 // P in unsigned 8 bits, each row relative to its largest of the key block: 255 at most. V in whole numbers with a scale
-// a channel times one a key block, which multiplies the factor that P's row has anyway: a few loud tokens coarsen their
-// own key block alone. A lane's words of V lie as those of E4M3.
+// a channel times one a key block, which multiplies the factor that P's row has anyway. Where tokens of a key block are
+// unlike, each has a scale that P takes as a factor before it is rounded (E149): neither do loud ones coarsen others,
+// nor does P of a quiet one, such as a sink, push theirs below 1. The row sum then adds P without it, unrounded. A
+// lane's words of V lie as those of E4M3.
 struct ProbabilitiesU8 {
   static constexpr bool kOfKeyBlock = true;
   static constexpr float kLog2OfLargest = 7.994353436858858f;  // log2(255)
@@ -339,7 +341,9 @@ class Output {
     }
   }
 
-  __device__ __forceinline__ void add_row_sums(int tile, const float (&sum)[2]) {
+  // P of one key block, summed. `sum_of_product`: of P as the product has it, if that differs.
+  __device__ __forceinline__ void add_row_sums(int tile, const float (&sum)[2]) { add_row_sums(tile, sum, sum); }
+  __device__ __forceinline__ void add_row_sums(int tile, const float (&sum)[2], const float (&sum_of_product)[2]) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       row_sum[tile][row] =
@@ -347,8 +351,8 @@ class Output {
     }
     if constexpr (Pv::kOfKeyBlock) {
       const float2 before = value_sum[tile];
-      value_sum[tile] =
-          make_float2(fmaf(sum[0], value_factor[tile][0], before.x), fmaf(sum[1], value_factor[tile][1], before.y));
+      value_sum[tile] = make_float2(fmaf(sum_of_product[0], value_factor[tile][0], before.x),
+                                    fmaf(sum_of_product[1], value_factor[tile][1], before.y));
     }
   }
 

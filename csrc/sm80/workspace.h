@@ -17,8 +17,8 @@ struct Workspace {
   int64_t bias_rows;  // of the key bias: work items of a launch (4-bit), or batch * q_heads (8-bit with a mask)
   driver::Extent statistics_grid;
   // Offsets in bytes.
-  int64_t q_tiles, k_tiles, v_tiles, q_scale, k_scale, k_mean, v_mean, v_scale, v_tile_scale, q_mean, lse_shift,
-      partials, bias, shown_of_chunks, shown, rotated;
+  int64_t q_tiles, k_tiles, v_tiles, q_scale, k_scale, k_mean, v_mean, v_scale, v_tile_scale, v_token_term, q_mean,
+      lse_shift, partials, bias, shown_of_chunks, shown, rotated;
   ListSpace lists;
   int64_t bytes;
 
@@ -46,7 +46,9 @@ struct Workspace {
     k_mean = arena.add(kv_bh * channels * 4);
     v_mean = arena.add((tensors - 1) * kv_bh * channels * 4);
     v_scale = arena.add((tensors - 1) * kv_bh * channels * 4);
-    v_tile_scale = arena.add(product == PvProduct::int8 ? kv_bh * key_blocks * 4 : 0);
+    const int64_t scaled_blocks = product == PvProduct::int8 ? kv_bh * key_blocks : 0;
+    v_tile_scale = arena.add(scaled_blocks * 4);
+    v_token_term = arena.add(scaled_blocks * kKeyBlock * 4);
     q_mean = arena.add(call.mode == k4b ? works * channels * 4 : 0);
     lse_shift = arena.add(call.has_lse ? q_bh * call.q_length * 4 : 0);
     partials = arena.add(tensors * kv_bh * chunks * kStatistics * channels * 4);

@@ -344,6 +344,7 @@ class Sm80(Check):
             "q_scale": self.works * (128 if self.is_4b else 32) * 4, "k_scale": self.kv_bh * self.blocks * 4 * 4,
             "k_mean": self.kv_bh * self.channels * 4, "v_mean": of_v, "v_scale": of_v,
             "v_tile_scale": self.kv_bh * self.blocks * 4 if is_int8 else 0,
+            "v_token_term": self.kv_bh * self.blocks * 64 * 4 if is_int8 else 0,
             "q_mean": self.works * self.channels * 4 if self.is_4b else 0,
             "lse_shift": self.q_bh * self.q_length * 4 if self.call["has_lse"] else 0,
             "partials": self.tensors * self.kv_bh * self.chunks * 3 * self.channels * 4,
@@ -351,7 +352,7 @@ class Sm80(Check):
             "shown": shown, "shown_of_chunks": shown * self.chunks, "rotated": 4 * self.kv_bh,
         }  # fmt: skip
         # The attention kernel copies one key block too many: nothing of it lies behind the end.
-        behind = {"k_tiles": 64 * self.channels * bits // 8, "k_scale": 16, "bias": 256}
+        behind = {"k_tiles": 64 * self.channels * bits // 8, "k_scale": 16, "v_tile_scale": 4, "bias": 256}
         for name, value in (field for launch in launches for field in launch.fields):
             assert name not in behind or value + sizes[name] + behind[name] <= self.end, name
         return sizes

@@ -90,16 +90,23 @@ def test_channels_of_v_have_their_own_scales() -> None:
     assert ((quantized.values * quantized.scale - v).abs() <= v.abs() / 16 * 1.001 + quantized.scale * 2**-10).all()
 
 
-def test_loud_tokens_of_v_coarsen_their_own_tile_alone(fresh_seed: int) -> None:
+@pytest.mark.parametrize("loudness", [1, 300, 0.01, 0.0])
+def test_a_token_of_v_unlike_others_coarsens_none_of_them(loudness: float, fresh_seed: int) -> None:
+    """Tokens of a tile share a scale, or have one each where they are unlike."""
     generator = torch.Generator().manual_seed(fresh_seed)
-    v = torch.randn(2, 3, 150, 16, generator=generator) * torch.logspace(-3, 3, 16)
-    v[:, :, 70] *= 300
+    v = torch.randn(2, 3, 150, 64, generator=generator).clamp_(-2.5, 2.5) * torch.logspace(-3, 3, 64)
+    v[:, :, 70] *= loudness
     quantized = quantize_channels(v, INT8, tile=64)
+    assert quantized.token_term is not None
     relative = v.abs() / v.abs().amax(2, keepdim=True)
     for first in (0, 64, 128):
         tokens = slice(first, first + 64)
+        term = quantized.token_term[:, :, tokens]
+        assert (term <= 0.0).all()
+        if first == 64 or loudness < 2:  # a loud token makes the channels of other tiles unlike, too
+            assert (term != 0.0).any() == (first == 64 and loudness != 1)
         step = relative[:, :, tokens].amax((2, 3), keepdim=True) / 127
         numbers = quantized.values[:, :, tokens] / 127 / step
         assert ((numbers - numbers.round()).abs() < 1e-3).all() and numbers.round().abs().amax() == 127
-        error = (quantized.values * quantized.scale - v)[:, :, tokens].abs()
-        assert (error <= v.abs().amax(2, keepdim=True) * step * 0.501).all()
+        error = (quantized.values[:, :, tokens] * term.exp2() * quantized.scale - v[:, :, tokens]).abs()
+        assert (error <= v.abs().amax(2, keepdim=True) * step * term.exp2() * 0.501).all()

@@ -97,18 +97,20 @@ def test_the_reference_computes_no_product_that_no_kernel_has(fresh_seed: int) -
     assert refused == {("8b", "int8", "fp16"), ("8b", "mxfp8", "fp16"), *of_precise}
 
 
-@pytest.mark.parametrize("loudness", [1, 30, 300])
-def test_int8_is_about_as_close_to_attention_as_fp8(loudness: float, fresh_seed: int) -> None:
-    """Loud tokens of V take precision only from their own block of 64 keys: without a scale a block INT8 is far off."""
+@pytest.mark.parametrize("loudness", [1, 30, 300, 0.01, 0])
+def test_int8_is_closer_to_attention_than_fp8(loudness: float, fresh_seed: int) -> None:
+    """Loud tokens of V take no precision from others of their block, nor does a quiet one that has most of P."""
     generator = torch.Generator().manual_seed(fresh_seed)
     q, k, v = (torch.randn(1, 12, 700, 64, generator=generator).half() for _ in "qkv")
     v[:, :, 5::509] *= loudness
+    if loudness < 1:
+        q, k[:, :, 5] = q + 4, 0.3
     exact = (q.double() @ k.double().mT / 8).softmax(3) @ v.double()
     errors = {
         pv: (attention(q, k, v, mode="8b", pv=pv, backend="reference") - exact).abs().sum() / exact.abs().sum()
         for pv in ("int8", "fp8")
     }
-    assert errors["int8"] < (0.5 if loudness == 1 else 1.5) * errors["fp8"]
+    assert errors["int8"] < 0.75 * errors["fp8"]
 
 
 def test_the_references_sums_of_an_open_accumulator_suit_the_format() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+
+from comfy_sage2.block_mask import BlockMask
 
 from .builds import (
     EXACT_BOUND,
@@ -34,6 +38,27 @@ def test_agrees_with_the_reference(
     assert (lse - wanted_lse).abs().max() < LSE_BOUND
     # The row sum on the tensor cores cuts off what lies below 13 bits, up to 2^-9 of a sum of many like numbers.
     assert (lse - wanted_lse).abs().mean() < 2**-9
+
+
+@pytest.mark.parametrize("rows", ["all", "causal", "padding", "mask", "lists"])
+@pytest.mark.parametrize(("mode", "head_dim"), [("8b", 24), ("8b", 64), ("8b", 128), ("8b", 256), ("4b", 128)])
+def test_int8_of_tokens_of_v_that_are_unlike(mode: str, head_dim: int, rows: str) -> None:
+    """Some blocks of 64 keys have a loud token, some a quiet one, some neither."""
+    q, k, v = random_qkv((1, 4, 1000, head_dim), (1, 2, 1000, head_dim))
+    v[:, :, 70::256] *= 100
+    v[:, :, ::199] *= 0.01
+    keys = torch.arange(1000, device="cuda")
+    call: dict[str, Any] = {
+        "causal": {"is_causal": True},
+        "padding": {"attn_mask": (keys < 700).view(1, 1, 1, -1)},
+        "mask": {"attn_mask": torch.rand(1, 1, 1000, 1000, device="cuda") < 0.7},
+        "lists": {"block_mask": BlockMask.from_dense(torch.rand(1, 4, 8, 8, device="cuda") < 0.7).lists},
+    }.get(rows, {})
+    out, lse = run("sm89", q, k, v, mode=mode, pv="int8", return_lse=True, **call)
+    wanted, wanted_lse = reference("sm89", q, k, v, mode=mode, pv="int8", **call)
+    assert relative_l1(out, wanted.to(q.dtype)) <= REFERENCE_BOUND
+    seen = wanted_lse > -torch.inf
+    assert (lse - wanted_lse)[seen].abs().max() < LSE_BOUND
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=["fp16", "bf16", "fp32"])

@@ -19,9 +19,9 @@ using namespace common;
 
 constexpr int64_t kMostScoreBlocks = 512;  // thread blocks with scratch memory of their own
 
-void require_address(const char* name, uint64_t address) {
-  require(address != 0 && address % kVectorBytes == 0, name, " must be an address and a multiple of ",
-          std::to_string(kVectorBytes), " bytes, got ", std::to_string(address));
+void require_address(const char* name, uint64_t address, int64_t multiple = kVectorBytes) {
+  require(address != 0 && address % multiple == 0, name, " must be an address and a multiple of ",
+          std::to_string(multiple), " bytes, got ", std::to_string(address));
 }
 
 template <class Type>
@@ -145,8 +145,9 @@ void BlockScorePlan::run(uint64_t q, uint64_t k, uint64_t scores, uint64_t works
           kScoreThreads, score_shared_bytes(channels_), stream, params);
 }
 
-void make_block_lists(const BlockListCall& call, const driver::Images& images, uint64_t scores, uint64_t threshold,
-                      uint64_t always, uint64_t dense, uint64_t lists, uint64_t stream) {
+void make_block_lists(const BlockListCall& call, const driver::Images& images, const BlockListOperands& operands,
+                      uint64_t stream) {
+  const bool is_by_count = operands.threshold == 0 && operands.counts == 0 && operands.active == 0;
   require_between("batch", call.batch, 1, kMaxInt);
   require_between("heads", call.heads, 1, kMaxInt);
   require_between("query_blocks", call.query_blocks, 1, kMaxInt);
@@ -154,15 +155,19 @@ void make_block_lists(const BlockListCall& call, const driver::Images& images, u
   require_between("batch * heads", call.batch * call.heads, 1, kMaxInt);
   require_between("batch * heads * query_blocks", call.batch * call.heads * call.query_blocks, 1,
                   kMaxInt - kListsPerBlock);
-  require_between("count", call.count, threshold == 0 ? 1 : 0, threshold == 0 ? call.key_blocks : 0);
-  require_address("scores", scores);
-  require_address("lists", lists);
+  require_between("count", call.count, is_by_count ? 1 : 0, is_by_count ? call.key_blocks : 0);
+  if (operands.active == 0) require_address("scores", operands.scores);
+  if (operands.bits == 0) require_address("lists", operands.lists);
   BlockListParams params{};
-  params.scores = pointer<const float>(scores);
-  params.threshold = pointer<const float>(threshold);
-  params.always = pointer<const unsigned char>(always);
-  params.dense = pointer<const unsigned char>(dense);
-  params.lists = pointer<short>(lists);
+  params.scores = pointer<const float>(operands.scores);
+  params.threshold = pointer<const float>(operands.threshold);
+  params.counts = pointer<const int>(operands.counts);
+  params.forced = pointer<const unsigned char>(operands.forced);
+  params.always = pointer<const unsigned char>(operands.always);
+  params.dense = pointer<const unsigned char>(operands.dense);
+  params.active = pointer<const unsigned>(operands.active);
+  params.lists = pointer<short>(operands.lists);
+  params.bits = pointer<unsigned>(operands.bits);
   params.list_batch = call.is_union ? 1 : static_cast<int>(call.batch);
   params.batch = static_cast<int>(call.batch);
   params.heads = static_cast<int>(call.heads);
@@ -173,6 +178,86 @@ void make_block_lists(const BlockListCall& call, const driver::Images& images, u
   const int64_t number = int64_t(params.list_batch) * params.heads * params.query_blocks;
   enqueue(images, "block_lists", "block_lists", grid(ceil_div(number, kListsPerBlock)), kPrepareListsThreads,
           bitmap_bytes(params.key_blocks), stream, params);
+}
+
+void sample_rows(const RowSampleCall& call, const driver::Images& images, const RowSampleOperands& operands,
+                 uint64_t stream) {
+  require_address("q", operands.q);
+  require_address("spread", operands.spread, sizeof(i64));
+  require_address("tokens", operands.tokens);
+  require_address("rows", operands.rows);
+  if (call.unlike > 0) require_address("pools", operands.pools, sizeof(i64));
+  require_between("heads_of_group", call.heads_of_group, 1, kMaxInt);
+  require_between("spread_rows + unlike", call.spread_rows + call.unlike, 1, kMostRows);
+  require_between("pools_of_part", call.pools_of_part, call.unlike > 0 ? 1 : 0, kMaxInt);
+  SampleParams params{};
+  params.q = {pointer<void>(operands.q), call.q.batch, call.q.head, call.q.token};
+  params.spread = pointer<const i64>(operands.spread);
+  params.pools = pointer<const i64>(operands.pools);
+  params.tokens = pointer<int>(operands.tokens);
+  params.rows = pointer<void>(operands.rows);
+  params.heads = static_cast<int>(call.heads);
+  params.head_dim = call.head_dim;
+  params.heads_of_group = static_cast<int>(call.heads_of_group);
+  params.spread_rows = static_cast<int>(call.spread_rows);
+  params.unlike = static_cast<int>(call.unlike);
+  params.pools_of_part = static_cast<int>(call.pools_of_part);
+  const driver::ContextGuard guard(driver::primary_context(call.device));
+  enqueue(images, "row_errors", std::string("row_sample_") + element_name(call.element),
+          grid(call.batch * call.heads * (call.unlike + 1)), kSampleThreads, 0, stream, params);
+}
+
+void measure_rows(RowParams params, int element, int device, const driver::Images& images,
+                  const RowErrorOperands& operands, uint64_t stream) {
+  require_between("rows", params.rows, 1, kMostRows);
+  require_between("heads", params.heads, 1, kMaxInt);
+  if (params.kv_length >= kListTile) require_address("outs", operands.outs);
+  if (params.kv_length % kListTile) require_address("last_outs", operands.last_outs);
+  if (params.cuts > 0) require_address("scores", operands.scores);
+  require_address("q", operands.q);
+  require_address("tokens", operands.tokens);
+  require_address("norms", operands.norms);
+  params.outs = pointer<const void>(operands.outs);
+  params.last_outs = pointer<const void>(operands.last_outs);
+  params.lses = pointer<const float>(operands.lses);
+  params.last_lses = pointer<const float>(operands.last_lses);
+  params.q.pointer = pointer<void>(operands.q);
+  params.tokens = pointer<const int>(operands.tokens);
+  params.scores = pointer<const float>(operands.scores);
+  params.always = pointer<const unsigned char>(operands.always);
+  params.compared = pointer<const unsigned>(operands.compared);
+  params.center = pointer<const float>(operands.center);
+  params.key_means = pointer<const void>(operands.key_means);
+  params.value_means = pointer<const void>(operands.value_means);
+  params.forced = pointer<unsigned char>(operands.forced);
+  params.totals = pointer<float>(operands.totals);
+  params.norms = pointer<float>(operands.norms);
+  params.key_blocks = static_cast<int>(ceil_div(params.kv_length, kListTile));
+  const int channels = padded_head_dim(params.head_dim);
+  const driver::ContextGuard guard(driver::primary_context(device));
+  enqueue(images, "row_errors", "row_masses", grid(params.heads), kMassThreads, 0, stream, params);
+  const std::string name = std::string("row_errors_") + element_name(element) + "_d" + std::to_string(channels);
+  enqueue(images, "row_errors", name, grid(int64_t(params.heads) * params.rows), channels,
+          row_shared_bytes(channels, params.key_blocks), stream, params);
+}
+
+void choose_cuts(CutParams params, int device, const driver::Images& images, const CutOperands& operands,
+                 uint64_t stream) {
+  require_between("heads", params.heads, 1, kMaxInt);
+  require_address("norms", operands.norms);
+  if (params.cuts > 0) {
+    require_address("chosen", operands.chosen);
+    require_address("errors", operands.errors);
+  }
+  if (params.has_tail) require_address("by_tail", operands.by_tail);
+  params.norms = pointer<const float>(operands.norms);
+  params.compared_by_tail = pointer<const unsigned char>(operands.compared_by_tail);
+  params.chosen = pointer<int>(operands.chosen);
+  params.by_tail = pointer<unsigned char>(operands.by_tail);
+  params.errors = pointer<float>(operands.errors);
+  params.compared_errors = pointer<float>(operands.compared_errors);
+  const driver::ContextGuard guard(driver::primary_context(device));
+  enqueue(images, "row_errors", "chosen_cuts", grid(params.heads), kChoiceThreads, 0, stream, params);
 }
 
 PooledTailPlan::PooledTailPlan(const PooledTailSignature& call, std::shared_ptr<const Kernels> kernels)
@@ -195,28 +280,32 @@ PooledTailPlan::PooledTailPlan(const PooledTailSignature& call, std::shared_ptr<
   workspace_bytes_ = arena.bytes();
 }
 
-void PooledTailPlan::run(const PooledTailOperands& operands, uint64_t stream) const {
-  require_address("q", operands.q);
-  require_address("k", operands.k);
-  require_address("v", operands.v);
-  require_address("out", operands.out);
-  require_address("lse", operands.lse);
-  require_address("lists", operands.lists);
-  require_address("workspace", operands.workspace);
+void PooledTailPlan::run_means(uint64_t k, uint64_t v, uint64_t workspace, uint64_t stream) const {
+  require_address("k", k);
+  require_address("v", v);
+  require_address("workspace", workspace);
   const driver::ContextGuard guard(driver::primary_context(call_.device));
   const driver::Images& images = kernels_->images;
   const Pooling pooling{call_.batch, call_.kv_heads, call_.kv_length, key_rows_, call_.head_dim, call_.element};
   const auto means = [&](uint64_t tokens, const TensorStrides& strides, uint64_t center, int64_t to) {
     // V's sub-pools take the place of K's, of which the means are made by then.
-    const uint64_t pools = operands.workspace + static_cast<uint64_t>(pools_);
+    const uint64_t pools = workspace + static_cast<uint64_t>(pools_);
     pooling.enqueue_on(images, stream, tokens, strides, center, pools, 1.f);
     enqueue_means(images, stream, call_.batch * call_.kv_heads,
-                  {pointer<void>(pools), pointer<void>(operands.workspace, to), static_cast<int>(call_.kv_length),
-                   channels_, static_cast<int>(key_rows_), static_cast<int>(mean_rows_), 1, 0});
+                  {pointer<void>(pools), pointer<void>(workspace, to), static_cast<int>(call_.kv_length), channels_,
+                   static_cast<int>(key_rows_), static_cast<int>(mean_rows_), 1, 0});
   };
-  means(operands.k, call_.k, operands.workspace + static_cast<uint64_t>(center_), key_means_);
-  means(operands.v, call_.v, 0, value_means_);
+  means(k, call_.k, workspace + static_cast<uint64_t>(center_), key_means_);
+  means(v, call_.v, 0, value_means_);
+}
 
+void PooledTailPlan::run(const PooledTailOperands& operands, uint64_t stream) const {
+  require_address("q", operands.q);
+  require_address("out", operands.out);
+  require_address("lse", operands.lse);
+  require_address("lists", operands.lists);
+  run_means(operands.k, operands.v, operands.workspace, stream);
+  const driver::ContextGuard guard(driver::primary_context(call_.device));
   const auto strided = [](uint64_t address, const TensorStrides& strides) {
     return Strided{pointer<void>(address), strides.batch, strides.head, strides.token};
   };
@@ -240,6 +329,6 @@ void PooledTailPlan::run(const PooledTailOperands& operands, uint64_t stream) co
   params.key_blocks = static_cast<int>(key_blocks_);
   params.factor = call_.scale * kLog2E;
   const std::string name = std::string("pooled_tail_") + element_name(call_.element) + "_d" + std::to_string(channels_);
-  enqueue(images, "pooled_tail", name, grid(works_), kTailThreads, tail_shared_bytes(channels_, params.key_blocks),
-          stream, params);
+  enqueue(kernels_->images, "pooled_tail", name, grid(works_), kTailThreads,
+          tail_shared_bytes(channels_, params.key_blocks), stream, params);
 }

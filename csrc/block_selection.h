@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "attention_call.h"
+#include "common/block_selection.h"
 #include "kernels.h"
 
 // A call that scores of blocks are wanted of. A causal order, masks and whatever else it has play no part.
@@ -42,18 +43,53 @@ class BlockScorePlan {
   int64_t workspace_bytes_;
 };
 
-// Block lists from scores of blocks; common/block_selection.h says what the tensors hold.
+// Block lists and bits from scores of blocks, or lists from bits; common/block_selection.h says what the tensors hold.
 struct BlockListCall {
   int64_t batch, heads, query_blocks, key_blocks;
-  int64_t count;  // of the highest scores of a row; 0: by the threshold
+  int64_t count;  // of the highest scores of a row; 0: by the threshold or the counts
   bool is_union;  // one list for the whole batch
   int device;
 };
 
+// 0 where one is not given.
+struct BlockListOperands {
+  uint64_t scores, threshold, counts, forced, always, dense, active, lists, bits;
+};
+
 // Enqueues the kernel. Throws std::invalid_argument for sizes or addresses that do not fit, and std::runtime_error for
-// a failure of the driver. `threshold`, `always`, `dense`: 0 where they are not given.
-void make_block_lists(const BlockListCall& call, const driver::Images& images, uint64_t scores, uint64_t threshold,
-                      uint64_t always, uint64_t dense, uint64_t lists, uint64_t stream);
+// a failure of the driver.
+void make_block_lists(const BlockListCall& call, const driver::Images& images, const BlockListOperands& operands,
+                      uint64_t stream);
+
+// Rows of each head on which its error is measured, as SampleParams has them.
+struct RowSampleCall {
+  TensorStrides q;
+  int64_t batch, heads;
+  int head_dim, element;
+  int64_t heads_of_group, spread_rows, unlike, pools_of_part;
+  int device;
+};
+struct RowSampleOperands {
+  uint64_t q, spread, pools, tokens, rows;
+};
+
+// The kernels of a choice throw as make_block_lists does.
+void sample_rows(const RowSampleCall& call, const driver::Images& images, const RowSampleOperands& operands,
+                 uint64_t stream);
+
+// What these rows of some heads lose, as RowParams has it; `params` is complete but for its pointers.
+struct RowErrorOperands {
+  uint64_t outs, last_outs, lses, last_lses, q, tokens, scores, always, compared, center, key_means, value_means;
+  uint64_t forced, totals, norms;
+};
+void measure_rows(common::RowParams params, int element, int device, const driver::Images& images,
+                  const RowErrorOperands& operands, uint64_t stream);
+
+struct CutOperands {
+  uint64_t norms, compared_by_tail, chosen, by_tail, errors, compared_errors;
+};
+void choose_cuts(common::CutParams params, int device, const driver::Images& images, const CutOperands& operands,
+                 uint64_t stream);
 
 // A call with block lists whose output a tail is added to.
 struct PooledTailSignature {
@@ -81,6 +117,13 @@ class PooledTailPlan {
 
   // Enqueues the kernels, which correct out and lse in place. Throws as BlockScorePlan::run.
   void run(const PooledTailOperands& operands, uint64_t stream) const;
+
+  // Enqueues those that write the means of K and V and what was taken from K's to the workspace, at these offsets.
+  void run_means(uint64_t k, uint64_t v, uint64_t workspace, uint64_t stream) const;
+  int64_t center_offset() const { return center_; }
+  int64_t key_means_offset() const { return key_means_; }
+  int64_t value_means_offset() const { return value_means_; }
+  int64_t mean_rows() const { return mean_rows_; }
 
  private:
   PooledTailSignature call_;

@@ -10,8 +10,9 @@ ValueError for tensors that it cannot read, and RuntimeError for a failure of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -87,21 +88,10 @@ def block_lists(
         if dense is not None:
             active = active | dense[:, None]
         return BlockMask.from_dense(active).lists
-    batch, heads, query_blocks, key_blocks = scores.shape
-    lists = torch.empty((batch, heads, query_blocks, 1 + key_blocks), dtype=torch.int16, device=scores.device)
+    lists = scores.new_empty((*scores.shape[:3], 1 + scores.shape[3]), dtype=torch.int16)
     tensors = {"scores": scores, "threshold": threshold, "always": always, "dense": dense}
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    module.block_lists(
-        batch=batch,
-        heads=heads,
-        query_blocks=query_blocks,
-        key_blocks=key_blocks,
-        lists=lists.data_ptr(),
-        stream=torch.cuda.current_stream(scores.device).cuda_stream,
-        device=scores.get_device(),
-        count=count,
-        **{name: tensor.data_ptr() for name, tensor in contiguous.items()},
-    )
+    _lists(module, scores.shape, scores, count, lists=lists, **contiguous)
     return lists
 
 
@@ -122,29 +112,31 @@ def block_outputs(
     """
     full = k.shape[1] // BLOCK_TOKENS * BLOCK_TOKENS
     parts = [part for part in (slice(0, full), slice(full, k.shape[1])) if part.start < part.stop]
-    attend = _by_flash if bias is None and _reads_by_flash(k) and _reads_by_flash(v) else _by_heads
-    of_parts = [
-        attend(q, k[:, part], v[:, part], scale, None if bias is None else bias[..., part], part.stop - part.start)
-        for part in parts
-    ]
+    if bias is None and reads_by_flash(k) and reads_by_flash(v):
+        of_parts = [outputs_by_flash(q, k[:, part], v[:, part], scale) for part in parts]
+    else:
+        of_parts = [
+            _by_heads(q, k[:, part], v[:, part], scale, None if bias is None else bias[..., part]) for part in parts
+        ]
     lse = [lse for _, lse in of_parts]
     return tuple(out for out, _ in of_parts), lse[0] if len(lse) == 1 else torch.cat(lse, dim=2)
 
 
-def _reads_by_flash(x: torch.Tensor) -> bool:
-    """Whether torch's flash attention reads x (Hkv, N, D) in place."""
+def reads_by_flash(x: torch.Tensor) -> bool:
+    """Whether torch's flash attention reads x (…, Hkv, N, D) in place, and so do the kernels."""
     if x.device.type != "cuda" or x.dtype not in (torch.float16, torch.bfloat16) or torch.version.hip is not None:
         return False
     if torch.cuda.get_device_capability(x.device) < (8, 0) or not torch.backends.cuda.is_flash_attention_available():
         return False
-    return is_readable(TensorForm.of(x[None])) and x.data_ptr() % ALIGNMENT == 0
+    form = TensorForm.of(x if x.dim() == 4 else x[None])
+    return is_readable(form) and x.data_ptr() % ALIGNMENT == 0 and not x.is_neg()
 
 
-def _by_flash(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, bias: torch.Tensor | None, length: int
+def outputs_by_flash(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    assert bias is None  # else `_by_heads` computes
-    tokens = min(length, BLOCK_TOKENS)
+    """The output and the LSE of rows from each block of k and v, which are all of one size, as `block_outputs`."""
+    tokens = min(k.shape[1], BLOCK_TOKENS)
     k, v = (x.unflatten(1, (-1, tokens)).transpose(0, 1) for x in (k, v))
     rows = q.transpose(0, 1).expand(len(k), -1, -1, -1)
     out, lse = torch._scaled_dot_product_flash_attention(rows, k, v, scale=scale)[:2]
@@ -152,8 +144,9 @@ def _by_flash(
 
 
 def _by_heads(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, bias: torch.Tensor | None, length: int
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    length = k.shape[1]
     tokens = min(length, BLOCK_TOKENS)
     rows, heads, head_dim = q.shape
     blocks, group = length // tokens, heads // len(k)
@@ -171,6 +164,186 @@ def _by_heads(
         scores -= sums.masked_fill(sums == -torch.inf, 0.0)[..., None]
         out[head] = (scores.exp_() @ values).transpose(0, 1)
     return out.transpose(0, 1), lse.transpose(0, 1)
+
+
+ROW_NORMS = 27  # kRowNorms of csrc/common/block_selection.h
+
+
+class TailMeans(NamedTuple):
+    """Addresses of what the kernels of a tail make of k and v, in `workspace`; rows of each head."""
+
+    center: int
+    key_means: int
+    value_means: int
+    rows: int
+    workspace: torch.Tensor
+
+
+def tail_means(module: ModuleType, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> TailMeans:
+    """The means of the blocks of k and v (B, Hkv, N, D), and what is taken from k."""
+    strides = {"v_strides": v.stride()[:3], "out_strides": q.stride()[:3], "list_strides": (0, 0)}
+    plan = module.pooled_tail_plan(**_call_fields(q, k, scale), **strides)
+    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=k.device)
+    start = workspace.data_ptr()
+    plan.run_means(k.data_ptr(), v.data_ptr(), start, _stream(k))
+    center, key_means, value_means = (start + offset for offset in plan.means_offsets)
+    return TailMeans(center, key_means, value_means, plan.mean_rows, workspace)
+
+
+def sample_rows(
+    module: ModuleType, q: torch.Tensor, spread: torch.Tensor, pools: torch.Tensor, heads_of_group: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sampled rows of q (B, Hq, N, D): their tokens (B, Hq, R) int32, and themselves, (B, Hq, R, D).
+
+    spread, pools: of `sparsity.sampled_rows.Places`, the first ones of so many heads.
+    """
+    batch, heads, _, head_dim = q.shape
+    count = spread.shape[1] + len(pools)
+    tokens = torch.empty((batch, heads, count), dtype=torch.int32, device=q.device)
+    rows = q.new_empty((batch, heads, count, head_dim))
+    module.row_sample(
+        batch=batch,
+        heads=heads,
+        head_dim=head_dim,
+        element=ELEMENT_CODES[q.dtype],
+        q_strides=q.stride()[:3],
+        heads_of_group=heads_of_group,
+        spread_rows=spread.shape[1],
+        unlike=len(pools),
+        pools_of_part=pools.shape[1] if len(pools) else 0,
+        device=q.get_device(),
+        stream=_stream(q),
+        **_addresses(q=q, spread=spread, pools=pools, tokens=tokens, rows=rows),
+    )
+    return tokens, rows
+
+
+def row_errors(
+    module: ModuleType,
+    q: torch.Tensor,
+    outputs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    *,
+    first_head: int,
+    group: int,
+    popular: float,
+    scale: float,
+    counts: Sequence[int],
+    means: TailMeans | None,
+    **tensors: torch.Tensor | None,
+) -> None:
+    """Measure what rows of some heads lose: RowParams of csrc/common/block_selection.h, with its other tensors.
+
+    outputs: of `outputs_by_flash`, of the full key blocks, of a ragged last one, or both. first_head: among those of
+    all entries of the batch.
+    """
+    (rows, heads, _, head_dim), length = outputs[0][0].shape, q.shape[2]
+    outs, lses = outputs[0] if length >= BLOCK_TOKENS else (None, None)
+    last_outs, last_lses = outputs[-1] if length % BLOCK_TOKENS else (None, None)
+    out_strides = tuple(0 if outs is None else outs.stride(axis) for axis in (2, 1, 0))
+    last_strides = tuple(0 if last_outs is None else last_outs.stride(axis) for axis in (1, 0))
+    center, key_means, value_means, mean_rows = (0, 0, 0, 0) if means is None else means[:4]
+    module.row_errors(
+        element=ELEMENT_CODES[q.dtype],
+        head_dim=head_dim,
+        q_heads=q.shape[1],
+        group=group,
+        rows=rows,
+        q_length=length,
+        kv_length=length,
+        first_head=first_head,
+        heads=heads,
+        out_strides=out_strides,
+        last_strides=last_strides,
+        q_strides=q.stride()[:3],
+        counts=counts,
+        popular=popular,
+        scale=scale,
+        mean_rows=mean_rows,
+        device=q.get_device(),
+        center=center,
+        key_means=key_means,
+        value_means=value_means,
+        stream=_stream(q),
+        **_addresses(q=q, outs=outs, lses=lses, last_outs=last_outs, last_lses=last_lses, **tensors),
+    )
+
+
+def choose_cuts(
+    module: ModuleType,
+    norms: torch.Tensor,
+    unlike: int,
+    *,
+    counts: Sequence[int] = (),
+    bound: float = -1.0,
+    tail_cost: float = 0.0,
+    has_tail: bool = False,
+    chosen: torch.Tensor | None = None,
+    by_tail: torch.Tensor | None = None,
+    errors: torch.Tensor | None = None,
+    compared_by_tail: torch.Tensor | None = None,
+    compared_errors: torch.Tensor | None = None,
+) -> None:
+    """Choose how many blocks each head computes: CutParams of csrc/common/block_selection.h."""
+    batch, heads, rows, _ = norms.shape
+    module.chosen_cuts(
+        heads=batch * heads,
+        rows=rows,
+        unlike=unlike,
+        counts=counts,
+        bound=bound,
+        tail_cost=tail_cost,
+        has_tail=has_tail,
+        device=norms.get_device(),
+        stream=_stream(norms),
+        **_addresses(
+            norms=norms,
+            compared_by_tail=compared_by_tail,
+            chosen=chosen,
+            by_tail=by_tail,
+            errors=errors,
+            compared_errors=compared_errors,
+        ),
+    )
+
+
+def bits_of_highest(
+    module: ModuleType,
+    scores: torch.Tensor,
+    counts: torch.Tensor,
+    forced: torch.Tensor,
+    dense: torch.Tensor | None,
+) -> torch.Tensor:
+    """The `counts` (B, Hq) highest blocks of each row and those that are `forced`, bool (B, Hq, T): a bit each.
+
+    dense: bool (T,): blocks of queries with all key blocks. NaN is active. Returns the bits of
+    `sparsity.packed_blocks.Blocks`.
+    """
+    batch, heads, query_blocks, key_blocks = scores.shape
+    bits = torch.empty((batch, heads, query_blocks, -(-key_blocks // 32) * 4), dtype=torch.uint8, device=scores.device)
+    _lists(module, scores.shape, scores, scores=scores, counts=counts, forced=forced, dense=dense, bits=bits)
+    return bits
+
+
+def lists_of_bits(module: ModuleType, bits: torch.Tensor) -> torch.Tensor:
+    """`BlockMask.lists` of `sparsity.packed_blocks.Blocks.bits`."""
+    batch, heads, blocks, _ = bits.shape
+    lists = torch.empty((batch, heads, blocks, 1 + blocks), dtype=torch.int16, device=bits.device)
+    _lists(module, (batch, heads, blocks, blocks), bits, active=bits, lists=lists)
+    return lists
+
+
+def _lists(
+    module: ModuleType, sizes: Sequence[int], like: torch.Tensor, count: int = 0, **tensors: torch.Tensor | None
+) -> None:
+    """sizes: of the batch, the heads, the blocks of queries and of keys."""
+    names = ("batch", "heads", "query_blocks", "key_blocks")
+    module.block_lists(
+        **dict(zip(names, sizes, strict=True)),
+        stream=_stream(like),
+        device=like.get_device(),
+        count=count,
+        **_addresses(**tensors),
+    )
 
 
 def add_tail_(
@@ -222,5 +395,13 @@ def _run(plan: Any, *tensors: torch.Tensor) -> None:
     """Enqueue `plan` on its tensors, in the order of its arguments, with scratch memory behind them."""
     device = tensors[0].device
     workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device)
-    addresses = (tensor.data_ptr() for tensor in (*tensors, workspace))
-    plan.run(*addresses, torch.cuda.current_stream(device).cuda_stream)
+    plan.run(*(tensor.data_ptr() for tensor in (*tensors, workspace)), _stream(workspace))
+
+
+def _stream(tensor: torch.Tensor) -> int:
+    stream: int = torch.cuda.current_stream(tensor.device).cuda_stream
+    return stream
+
+
+def _addresses(**tensors: torch.Tensor | None) -> dict[str, int]:
+    return {name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()}

@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 
 from ..block_mask import BLOCK_TOKENS, blocks_of
-from ..system.readback import uploaded
+from ..system.readback import constant
 
 TokenRange = tuple[int, int]  # from a token to before another one
 
@@ -22,8 +22,8 @@ def blocks_with(ranges: tuple[TokenRange, ...], length: int) -> torch.Tensor:
     return blocks
 
 
-def raise_always_computed_(scores: torch.Tensor, blocks: torch.Tensor) -> None:
-    """Set the scores (B, Hq, T, T) of these blocks, bool (T,), to +inf: as keys and as queries."""
-    if blocks.any():
-        raised = uploaded(blocks, scores.device)
+def raise_always_computed_(scores: torch.Tensor, ranges: tuple[TokenRange, ...], length: int) -> None:
+    """Set the scores (B, Hq, T, T) of the blocks with tokens of `ranges` to +inf: as keys and as queries."""
+    if ranges:
+        raised = constant(scores.device, blocks_with, ranges, length)
         scores.masked_fill_(raised | raised[:, None], torch.inf)

@@ -11,6 +11,9 @@ from ..block_mask import BlockMask
 from ..call.tensors import OptionalTensors
 from ..dispatch.operators import run
 from ..dispatch.plan import CallPlan, Refusal, listed_plan
+from ..system.readback import constant
+from . import row_kernels
+from .packed_blocks import Blocks
 
 
 class CallBlocks(NamedTuple):
@@ -26,14 +29,22 @@ class CallBlocks(NamedTuple):
     tail_lists: torch.Tensor | None = None
 
 
-def call_blocks(ranks: torch.Tensor, thresholds: torch.Tensor, by_tail: torch.Tensor | None) -> CallBlocks:
-    """Those whose rank (B, Hq, T, T) is above the threshold (B, Hq) of their head; by_tail: of `thresholds.Blocks`."""
-    lists = block_kernels.block_lists(block_kernels.module_for(ranks.device), ranks, threshold=thresholds)
-    if by_tail is None:
+def call_blocks(blocks: Blocks) -> CallBlocks:
+    """These blocks as lists."""
+    module = row_kernels.with_kernels(block_kernels.module_for(blocks.bits.device))
+    if module is None:
+        lists = BlockMask.from_dense(blocks.active()).lists
+    else:
+        lists = block_kernels.lists_of_bits(module, blocks.bits)
+    if blocks.by_tail is None:
         return CallBlocks(BlockMask(lists))
-    every = torch.arange(-1, ranks.shape[3], dtype=lists.dtype, device=lists.device)
-    every[0] = ranks.shape[3]
-    return CallBlocks(BlockMask(lists), lists.where(by_tail[..., None, None], every))
+    every = constant(lists.device, _every, lists.shape[2])
+    return CallBlocks(BlockMask(lists), lists.where(blocks.by_tail[..., None, None], every))
+
+
+def _every(blocks: int) -> torch.Tensor:
+    """The list of all blocks."""
+    return torch.cat((torch.tensor([blocks]), torch.arange(blocks))).to(torch.int16)
 
 
 def run_sparse(

@@ -21,8 +21,8 @@ from . import levels
 from .call_blocks import CallBlocks, call_blocks
 from .errors import Inputs
 from .levels import Level
-from .packed_blocks import PackedBlocks
-from .thresholds import Blocks, blocks_error, choose
+from .packed_blocks import KeptBlocks
+from .thresholds import blocks_error, choose
 
 STEPS_SERVED = 2  # by one choice, the step in which it is made counted
 
@@ -57,7 +57,7 @@ class _Choice(NamedTuple):
     """The blocks of one call, or the union of several calls of one moment that share a key."""
 
     moment: Moment
-    blocks: PackedBlocks
+    blocks: KeptBlocks
 
 
 # One number for each head (Hq,), which stays on the device until someone reads it, and the moment of its call.
@@ -125,15 +125,13 @@ class BlockChoices:
         if earlier is not None and 0 <= moment.step - earlier.moment.step < STEPS_SERVED:
             if earlier.blocks.skipped_share() < least_skipped:
                 return None
-            blocks = earlier.blocks.unpacked()
-            if not self._is_outdated(earlier, blocks, moment, inputs):
+            if not self._is_outdated(earlier, moment, inputs):
                 self.figures[key.layer].computed.append((moment, earlier.blocks.shares))
-                threshold = torch.full(blocks.active.shape[:2], 0.5, device=blocks.active.device)
-                by_tail = blocks.by_tail if earlier.blocks.has_tail() else None
-                return call_blocks(blocks.active.float(), threshold, by_tail)
+                blocks = earlier.blocks.blocks
+                return call_blocks(blocks if earlier.blocks.has_tail() else blocks._replace(by_tail=None))
         return self._choose(key, moment, inputs, earlier)
 
-    def _is_outdated(self, earlier: _Choice, blocks: Blocks, moment: Moment, inputs: Inputs) -> bool:
+    def _is_outdated(self, earlier: _Choice, moment: Moment, inputs: Inputs) -> bool:
         """Whether this call, the first one of `moment` to ask, loses too much by blocks of an earlier one.
 
         That is above the bound of a head, or twice as much as when they were chosen.
@@ -141,7 +139,7 @@ class BlockChoices:
         if self._checked == moment:
             return False
         self._checked = moment
-        lost = blocks_error(inputs, blocks, sample=earlier.moment.step)
+        lost = blocks_error(inputs, earlier.blocks.blocks, sample=earlier.moment.step)
         bound = self._level.bound
         is_near = lost.mean() <= 2.0 * earlier.blocks.errors.mean() if bound is None else (lost <= bound).all()
         if is_near:  # waits for the device
@@ -156,26 +154,30 @@ class BlockChoices:
         if level.share is None and blocks_of(key.kv_length) < levels.LEAST_BLOCKS_WITH_TAIL:
             level = level._replace(tail=False)
         module = module_for(inputs.q.device)
-        ranks = block_scores(module, inputs.q, inputs.k, inputs.scale, block_means=level.share is not None)
-        compared = None if earlier is None else earlier.blocks.unpacked()
-        choice = choose(inputs, ranks, level, sample=moment.step, compared=compared)
-        blocks = Blocks(ranks > choice.thresholds[..., None, None], choice.by_tail)
-        packed = PackedBlocks(blocks, choice.errors)
+        scores = block_scores(module, inputs.q, inputs.k, inputs.scale, block_means=level.share is not None)
+        compared = None if earlier is None else earlier.blocks.blocks
+        choice = choose(inputs, scores, level, sample=moment.step, compared=compared)
+        del scores
+        blocks = choice.blocks
+        chosen = call_blocks(blocks)
+        kept = KeptBlocks(blocks, chosen.mask.lists[..., 0], choice.errors)
         figures = self.figures[key.layer]
-        figures.computed.append((moment, packed.shares))
+        figures.computed.append((moment, kept.shares))
         figures.errors.append((moment, choice.errors.amax(dim=0)))
-        if choice.by_tail is not None:
-            figures.tails.append((moment, choice.by_tail.any(dim=0).float()))
+        if blocks.by_tail is not None:
+            figures.tails.append((moment, blocks.by_tail.any(dim=0).float()))
         if choice.compared_errors is not None:
             figures.outdated.append((moment, choice.compared_errors.amax(dim=0)))
         known = self._choices.get(key)
         if known is not None and known.moment == moment:
-            packed = PackedBlocks(_union(known.blocks.unpacked(), blocks), choice.errors.maximum(known.blocks.errors))
-        self._choices[key] = _Choice(moment, packed)
+            blocks = blocks.union(known.blocks.blocks)
+            counts = call_blocks(blocks).mask.lists[..., 0]
+            kept = KeptBlocks(blocks, counts, choice.errors.maximum(known.blocks.errors))
+        self._choices[key] = _Choice(moment, kept)
         for other, choice_of_other in list(self._choices.items()):  # such as those of former context windows
             if other.layer == key.layer and moment.step - choice_of_other.moment.step >= 2 * STEPS_SERVED:
                 self._choices.pop(other, None)
-        return call_blocks(ranks, choice.thresholds, choice.by_tail)
+        return chosen
 
     def _follow(self, step: int) -> None:
         """Drop all choices when the sampler goes back to `step`: its latent may be another one, as of new frames.
@@ -199,11 +201,6 @@ class BlockChoices:
 
     def clear(self) -> None:
         self._choices.clear()
-
-
-def _union(first: Blocks, second: Blocks) -> Blocks:
-    both = [by_tail for by_tail in (first.by_tail, second.by_tail) if by_tail is not None]
-    return Blocks(first.active | second.active, both[0] if len(both) == 1 else both[0] | both[1] if both else None)
 
 
 def values(figures: Iterable[Figure]) -> list[list[float]]:

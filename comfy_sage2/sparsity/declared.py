@@ -14,9 +14,9 @@ from ..call.validation import check_call
 from ..dispatch.registry import UnsupportedError
 from ..options import EXACT, AttentionOptions, check_choice
 from ..reference.block_scores import blocks_of_share
-from ..system.readback import uploaded
+from ..system.readback import constant
 from ..text import quoted
-from . import levels
+from . import levels, row_kernels
 from .always_computed import TokenRange, blocks_with
 from .call_blocks import CallBlocks, call_blocks
 from .errors import Inputs
@@ -114,8 +114,9 @@ class Sparse:
     ) -> CallBlocks | None:
         """The blocks of a call; no wait for the device.
 
-        None where it is to be dense: with fewer than `levels.LEAST_BLOCKS` blocks of keys, with all of its tokens in
-        `always`, or with queries and keys that differ in number, and so are not of the same tokens.
+        None where it is to be dense: with fewer than `levels.LEAST_BLOCKS` blocks of keys, or those from which a bound
+        saves time, with all of its tokens in `always`, or with queries and keys that differ in number, and so are not
+        of the same tokens.
 
         Args:
             q, k, v, options, optional: of the call, in the layout of the options.
@@ -134,7 +135,8 @@ class Sparse:
             q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
         length = k.shape[2]
         always = blocks_with(self.always, length)
-        if q.shape[2] != length or blocks_of(length) < levels.LEAST_BLOCKS or always.all():
+        least = levels.LEAST_BLOCKS if self.bound is None else row_kernels.least_blocks(q)
+        if q.shape[2] != length or blocks_of(length) < least or always.all():
             return None
         scale = q.shape[3] ** -0.5 if options.scale is None else options.scale
         attn_mask = mask_4d(optional.attn_mask)
@@ -147,10 +149,9 @@ class Sparse:
             if bias is not None:
                 scores = add_to_scores(scores, bias)
             if self.share is not None:
-                on_device = uploaded(always, q.device) if self.always else None
+                on_device = constant(q.device, blocks_with, self.always, length) if self.always else None
                 count = blocks_of_share(self.share, scores.shape[3])
                 mask = BlockMask(block_lists(module, scores, count=count, always=on_device, dense=on_device))
                 return CallBlocks(mask, mask.lists if self.tail else None)
             level = levels.Level(bound=self.bound, tail=self.tail)
-            choice = choose(Inputs(q, k, v, scale, bias, self.always), scores, level)
-            return call_blocks(scores, choice.thresholds, choice.by_tail)
+            return call_blocks(choose(Inputs(q, k, v, scale, bias, self.always), scores, level).blocks)

@@ -83,7 +83,12 @@ def popular(outputs: list[RowOutputs]) -> torch.Tensor:
     """
     masses = _stacked([output.masses.sum(dim=0) for output in outputs], dim=0)
     rows, _, blocks = outputs[0].lse.shape
-    return masses >= max(_LEAST_POPULAR_ROWS, _POPULAR * rows / blocks)
+    return masses >= popular_mass(rows, blocks)
+
+
+def popular_mass(rows: int, blocks: int) -> float:
+    """Of how many of the rows a block has the probability that is `popular`."""
+    return max(_LEAST_POPULAR_ROWS, _POPULAR * rows / blocks)
 
 
 def errors(

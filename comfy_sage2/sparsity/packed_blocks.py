@@ -1,41 +1,66 @@
-"""The blocks of a call, kept for the next step."""
+"""The blocks of a call, a bit each."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from ..system.readback import Readback
-from .thresholds import Blocks
+from ..system.readback import Readback, constant
 
 _BITS = 8
+_ROW_BYTES = 4  # rows are multiples of it
 
 
-class PackedBlocks:
-    """Blocks, a bit each.
+class Blocks(NamedTuple):
+    """Blocks of a self-attention call with T blocks of tokens.
+
+    Attributes:
+        bits: which ones are computed: uint8 (B, Hq, T, ceil(T / 32) * 4), block 0 in the lowest bit.
+        by_tail: of which heads the others take part by means, bool (B, Hq); None where no head has a tail.
+    """
+
+    bits: torch.Tensor
+    by_tail: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, active: torch.Tensor, by_tail: torch.Tensor | None = None) -> Blocks:
+        """Those that are active, bool (B, Hq, T, T)."""
+        padded = torch.nn.functional.pad(active, (0, -active.shape[3] % (_BITS * _ROW_BYTES)))
+        weighted = padded.unflatten(3, (-1, _BITS)) * constant(active.device, _weights)
+        return cls(weighted.sum(dim=4, dtype=torch.uint8), by_tail)
+
+    def active(self) -> torch.Tensor:
+        """Bool (B, Hq, T, T)."""
+        unpacked = self.bits[..., None] & constant(self.bits.device, _weights)
+        return unpacked.ne(0).flatten(3)[..., : self.bits.shape[2]]
+
+    def union(self, other: Blocks) -> Blocks:
+        """Those that are in either."""
+        both = [by_tail for by_tail in (self.by_tail, other.by_tail) if by_tail is not None]
+        return Blocks(self.bits | other.bits, both[0] if len(both) == 1 else both[0] | both[1] if both else None)
+
+
+class KeptBlocks:
+    """The blocks of a call, kept for the next step.
 
     Attributes:
         shares: of each head's blocks, those that are active: (Hq,) float32 on the device.
         errors: of each head when they were chosen, (B, Hq) float32.
     """
 
-    def __init__(self, blocks: Blocks, errors: torch.Tensor) -> None:
-        active, self._by_tail = blocks
-        self.shares, self.errors = active.float().mean(dim=(0, 2, 3)), errors
-        self._count = active.shape[3]
-        padded = torch.nn.functional.pad(active, (0, -self._count % _BITS))
-        self._packed = (padded.unflatten(3, (-1, _BITS)) * _weights(active.device)).sum(dim=4, dtype=torch.uint8)
+    def __init__(self, blocks: Blocks, counts: torch.Tensor, errors: torch.Tensor) -> None:
+        """counts: of the active blocks of each block of queries, (B, Hq, T)."""
+        self.blocks, self.errors = blocks, errors
+        self.shares = counts.mean(dim=(0, 2), dtype=torch.float32) / counts.shape[2]
         figures = [self.shares.mean()]
-        if self._by_tail is not None:
-            figures.append(self._by_tail.any().float())
-        self._on_host = Readback(len(figures), torch.float32, active.device)
+        if blocks.by_tail is not None:
+            figures.append(blocks.by_tail.any().float())
+        self._on_host = Readback(len(figures), torch.float32, counts.device)
         self._on_host.start(torch.stack(figures))
 
-    def unpacked(self) -> Blocks:
-        bits: torch.Tensor = self._packed[..., None] & _weights(self._packed.device)
-        return Blocks(bits.ne(0).flatten(3)[..., : self._count], self._by_tail)
-
     def skipped_share(self) -> float:
-        """The share of blocks that are skipped. Waits for what was enqueued before they were packed."""
+        """The share of blocks that are skipped. Waits for what was enqueued before they were kept."""
         return 1.0 - self._on_host.values()[0]
 
     def has_tail(self) -> bool:
@@ -43,5 +68,5 @@ class PackedBlocks:
         return any(self._on_host.values()[1:])
 
 
-def _weights(device: torch.device) -> torch.Tensor:
-    return (2 ** torch.arange(_BITS, device=device)).to(torch.uint8)  # made there: nobody waits for a copy
+def _weights() -> torch.Tensor:
+    return (2 ** torch.arange(_BITS)).to(torch.uint8)

@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 
 from ..block_mask import BLOCK_TOKENS, blocks_of
 from ..reference.block_scores import POOL_TOKENS
-from ..system.readback import uploaded
+from ..system.readback import constant
+from .always_computed import TokenRange, blocks_with
 
 LEAST_ROWS, MOST_ROWS = 64, 256
 _PAIRS = 1 << 22  # of a sampled row and a key, in one head of a call that is neither short nor long
-_GROUP = 8  # heads that have the same spread rows
+GROUP = 8  # heads that have the same spread rows
 _POOLS = 640  # of 16 tokens, among which the unlike rows are looked for: those of 10,240 tokens
+
+
+class Places(NamedTuple):
+    """Tokens, int64.
+
+    Attributes:
+        spread: those of the rows that are spread, (groups of 8 heads, rows); in short calls all tokens, for all heads.
+        pools: the first tokens of sub-pools, (unlike rows, sub-pools): each row is looked for in a part of them.
+    """
+
+    spread: torch.Tensor
+    pools: torch.Tensor
+
+
+def places(length: int, heads: int, sample: int, always: tuple[TokenRange, ...], device: torch.device) -> Places:
+    """Where the rows of calls of `length` tokens are, on `device`.
+
+    Args:
+        sample: each has other rows, and so has each group of 8 heads.
+        always: tokens in whose blocks queries attend to all keys and are not sampled.
+    """
+    spread, pools = _drawn(length, heads, sample, always)
+    drawn = constant(device, _flat, length, heads, sample, always)
+    return Places(drawn[: spread.numel()].view_as(spread), drawn[spread.numel() :].view_as(pools))
+
+
+def _flat(*arguments: Any) -> torch.Tensor:
+    return torch.cat([tokens.flatten() for tokens in _drawn(*arguments)])
+
+
+@lru_cache(maxsize=8)
+def _drawn(length: int, heads: int, sample: int, always: tuple[TokenRange, ...]) -> Places:
+    """`Places` on the CPU."""
+    blocks = blocks_with(always, length).logical_not().nonzero()[:, 0]
+    tokens = _tokens_in(blocks, length)
+    if tokens <= MOST_ROWS:
+        return Places(_at(blocks, torch.arange(tokens))[None], torch.empty(0, 1, dtype=torch.int64))
+    random = torch.Generator().manual_seed(sample)
+    unlike = min(MOST_ROWS, max(LEAST_ROWS, _PAIRS // length), tokens // 4) // 4
+    spread = _at(blocks, _one_of_each_part(tokens, (-(-heads // GROUP), 3 * unlike), random))
+    pools = min(_POOLS, tokens // POOL_TOKENS) // unlike * unlike
+    first = _at(blocks, POOL_TOKENS * _one_of_each_part(tokens // POOL_TOKENS, (pools,), random))
+    return Places(spread, first.view(unlike, -1))
 
 
 class SampledRows(NamedTuple):
@@ -28,39 +73,28 @@ class SampledRows(NamedTuple):
     unlike: int
 
 
-def sampled_rows(q: torch.Tensor, sample: int, dense: torch.Tensor | None = None) -> SampledRows:
+def sampled_rows(q: torch.Tensor, sample: int, always: tuple[TokenRange, ...] = ()) -> SampledRows:
     """LEAST_ROWS to MOST_ROWS query tokens to measure, the fewer the longer q is; all of MOST_ROWS or fewer.
 
     Three quarters of them are spread: one at random in each of as many equal parts of the sequence. The others are
     unlike: of each equal part the row that differs most from the mean of its 16 tokens, by which blocks are chosen.
     Such rows lose most, and where they are rare the others miss them. A long sequence is searched here and there.
 
-    Args:
-        q: (B, Hq, N, D).
-        sample: each has other rows, and so has each group of 8 heads.
-        dense: bool on the CPU, one for each block of queries: those whose queries attend to all keys and are not
-            sampled.
+    q: (B, Hq, N, D). sample, always: of `places`.
     """
     batch, heads, length, _ = q.shape
-    blocks = torch.arange(blocks_of(length)) if dense is None else dense.logical_not().nonzero()[:, 0]
-    tokens = _tokens_in(blocks, length)
-    if tokens <= MOST_ROWS:
-        return SampledRows(uploaded(_at(blocks, torch.arange(tokens)), q.device).expand(batch, heads, -1), 0)
-    random = torch.Generator().manual_seed(sample)
-    unlike = min(MOST_ROWS, max(LEAST_ROWS, _PAIRS // length), tokens // 4) // 4
-    groups = -(-heads // _GROUP)
-    spread = _at(blocks, _one_of_each_part(tokens, (groups, 3 * unlike), random))
-    pools = min(_POOLS, tokens // POOL_TOKENS) // unlike * unlike
-    first = _at(blocks, POOL_TOKENS * _one_of_each_part(tokens // POOL_TOKENS, (pools,), random))
-    spread, first = uploaded(torch.cat((spread.flatten(), first)), q.device).tensor_split((spread.numel(),))
-    looked_at = (first[:, None] + torch.arange(POOL_TOKENS, device=q.device)).flatten()
-    pooled = q.index_select(2, looked_at).unflatten(2, (pools, POOL_TOKENS))
+    spread, pools = places(length, heads, sample, always, q.device)
+    unlike = len(pools)
+    spread = spread.repeat_interleave(GROUP if unlike else heads, dim=0)[:heads].expand(batch, -1, -1)
+    if unlike == 0:
+        return SampledRows(spread, 0)
+    looked_at = (pools[..., None] + torch.arange(POOL_TOKENS, device=q.device)).flatten(1)
+    pooled = q.index_select(2, looked_at.flatten()).unflatten(2, (-1, POOL_TOKENS))
     pooled.sub_(pooled.mean(dim=3, keepdim=True))
     distances = torch.linalg.vector_norm(pooled, dim=4, dtype=torch.float32)
     most = distances.view(batch, heads, unlike, -1).argmax(dim=3, keepdim=True)
-    parts = looked_at.view(unlike, -1).expand(batch, heads, -1, -1)
-    spread = spread.view(groups, -1).repeat_interleave(_GROUP, dim=0)[:heads].expand(batch, -1, -1)
-    return SampledRows(torch.cat((spread, parts.gather(3, most)[..., 0]), dim=2), unlike)
+    found = looked_at.expand(batch, heads, -1, -1).gather(3, most)[..., 0]
+    return SampledRows(torch.cat((spread, found), dim=2), unlike)
 
 
 def _tokens_in(blocks: torch.Tensor, length: int) -> int:

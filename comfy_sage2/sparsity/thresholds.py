@@ -16,11 +16,13 @@ from typing import NamedTuple
 import torch
 
 from ..reference.block_scores import blocks_of_share
-from ..system.readback import uploaded
-from .always_computed import blocks_with, raise_always_computed_
+from ..system.readback import constant
+from . import row_kernels
+from .always_computed import raise_always_computed_
 from .errors import Inputs, errors, popular, row_outputs
 from .levels import Level, tail_cost
-from .sampled_rows import SampledRows, sampled_rows
+from .packed_blocks import Blocks
+from .sampled_rows import sampled_rows
 
 COMPUTED_SHARES = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.03)
 """Of the key blocks that a head may compute.
@@ -36,42 +38,28 @@ def rank_(scores: torch.Tensor) -> torch.Tensor:
 
     A threshold between ranks leaves out as many blocks of each query block. By scores themselves a head would leave
     out most where its queries attend to everything a little: there each block holds little, and yet all are needed.
-    NaN becomes +inf, which no threshold leaves out.
+    Of equal scores the lower block ranks higher. NaN becomes +inf, which no threshold leaves out.
     """
-    ranks = torch.arange(1.0, scores.shape[3] + 1.0, device=scores.device)
+    ranks = constant(scores.device, torch.arange, float(scores.shape[3]), 0.0, -1.0)
     heads = scores.flatten(0, 1)
     step = max(_RANKED_BYTES // max(heads[0].numel() * scores.itemsize, 1), 1)
     for part in heads.split(step):
         unknown = part.isnan()
-        order = part.sort(dim=2, stable=True).indices
+        order = part.sort(dim=2, descending=True, stable=True).indices
         part.scatter_(2, order, ranks.expand_as(part)).masked_fill_(unknown, math.inf)
     return scores
 
 
-class Blocks(NamedTuple):
-    """Blocks of a call.
-
-    Attributes:
-        active: those that are computed, bool (B, Hq, T, T).
-        by_tail: of which heads the others take part by means, bool (B, Hq); None where no head has a tail.
-    """
-
-    active: torch.Tensor
-    by_tail: torch.Tensor | None
-
-
 class Choice(NamedTuple):
-    """What `choose` gives, (B, Hq) each.
+    """What `choose` gives; errors are (B, Hq) float32.
 
     Attributes:
-        thresholds: a block is active where its rank is above, float32.
-        by_tail: of `Blocks`.
-        errors: of each head on the sampled rows, float32.
+        blocks: those that the call computes.
+        errors: of each head on the sampled rows.
         compared_errors: those of the blocks to compare; None without them.
     """
 
-    thresholds: torch.Tensor
-    by_tail: torch.Tensor | None
+    blocks: Blocks
     errors: torch.Tensor
     compared_errors: torch.Tensor | None
 
@@ -79,21 +67,25 @@ class Choice(NamedTuple):
 def choose(
     inputs: Inputs, scores: torch.Tensor, level: Level, *, sample: int = 0, compared: Blocks | None = None
 ) -> Choice:
-    """The blocks of each head that `level` asks for; `scores` become the ranks that thresholds are of.
+    """The blocks of each head that `level` asks for.
 
     Args:
-        scores: (B, Hq, T, T), as `block_scores` gives them.
+        scores: (B, Hq, T, T), as `block_scores` gives them; they are written to.
         sample: the number of the sample of rows; other numbers give other rows.
         compared: blocks whose error is measured too.
     """
     length, blocks = inputs.k.shape[2], scores.shape[3]
     shares = COMPUTED_SHARES if level.share is None else (level.share,)
     with _in_float32(scores.device):
-        outputs = row_outputs(inputs, _rows(inputs, sample))
-        raise_always_computed_(rank_(scores), blocks_with(inputs.always, length))
+        module = row_kernels.module_for(inputs)
+        if module is not None:
+            counts = tuple(blocks_of_share(share, blocks) for share in shares)
+            return Choice(*row_kernels.choose(module, inputs, scores, level, counts, sample, compared))
+        outputs = row_outputs(inputs, sampled_rows(inputs.q, sample, inputs.always))
+        raise_always_computed_(rank_(scores), inputs.always, length)
         scores.masked_fill_(popular(outputs)[:, :, None], math.inf)
-        thresholds = cuts(shares, blocks, scores.device)
-        blocks_to_compare = None if compared is None else compared.active
+        thresholds = constant(scores.device, cuts, shares, blocks)
+        blocks_to_compare = None if compared is None else compared.active()
         measured = errors(outputs, scores, thresholds, blocks_to_compare, with_tail=level.tail)
         of_compared, measured = measured.tensor_split((measured.shape[3] - len(shares),), dim=3)
         by_tail = None
@@ -109,8 +101,7 @@ def choose(
                 by_tail = thresholds[place_of_tail] - thresholds[place] > blocks * tail_cost(length)
                 place = place_of_tail.where(by_tail, place)
     return Choice(
-        thresholds[place],
-        by_tail,
+        Blocks.of(scores > thresholds[place][..., None, None], by_tail),
         _error(measured.gather(3, place.expand(len(measured), -1, -1)[..., None])[..., 0], by_tail),
         None if compared is None else _error(of_compared[..., 0], compared.by_tail),
     )
@@ -118,14 +109,13 @@ def choose(
 
 def blocks_error(inputs: Inputs, blocks: Blocks, *, sample: int = 0) -> torch.Tensor:
     """The relative L2 error of each head that computes such blocks: (B, Hq) float32; `sample` is that of `choose`."""
-    ranks, cut = blocks.active.float(), torch.arange(0.5, 2.0, device=blocks.active.device)
-    with _in_float32(ranks.device):
-        outputs = row_outputs(inputs, _rows(inputs, sample))
+    with _in_float32(inputs.q.device):
+        module = row_kernels.module_for(inputs)
+        if module is not None:
+            return row_kernels.blocks_error(module, inputs, blocks, sample)
+        outputs = row_outputs(inputs, sampled_rows(inputs.q, sample, inputs.always))
+        ranks, cut = blocks.active().float(), constant(inputs.q.device, torch.arange, 0.5, 2.0)
         return _error(errors(outputs, ranks, cut, with_tail=blocks.by_tail is not None)[..., 0], blocks.by_tail)
-
-
-def _rows(inputs: Inputs, sample: int) -> SampledRows:
-    return sampled_rows(inputs.q, sample, blocks_with(inputs.always, inputs.q.shape[2]) if inputs.always else None)
 
 
 def _error(measured: torch.Tensor, by_tail: torch.Tensor | None) -> torch.Tensor:
@@ -140,10 +130,9 @@ def _in_float32(device: torch.device) -> Iterator[None]:
         yield
 
 
-def cuts(shares: Sequence[float], blocks: int, device: torch.device) -> torch.Tensor:
+def cuts(shares: Sequence[float], blocks: int) -> torch.Tensor:
     """The threshold of ranks for each share of `blocks` to compute, and one above all ranks: (L + 1,) float32."""
-    thresholds = [blocks - blocks_of_share(share, blocks) + 0.5 for share in shares]
-    return uploaded(torch.tensor([*thresholds, math.inf]), device)
+    return torch.tensor([*(blocks - blocks_of_share(share, blocks) + 0.5 for share in shares), math.inf])
 
 
 def loosest(measured: torch.Tensor, bound: float) -> torch.Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+
 import torch
 
 
@@ -38,3 +41,22 @@ class Readback:
 def uploaded(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A copy on `device` of a tensor on the host, made without waiting for the device."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
+
+
+def constant(device: torch.device, make: Callable[..., torch.Tensor], *arguments: Hashable) -> torch.Tensor:
+    """What `make`, a function of a module, gives for these arguments, on `device`; nobody may write to it.
+
+    It is uploaded once for each stream. What a graph captures is its own.
+    """
+    if device.type != "cuda":
+        return make(*arguments).to(device)
+    if torch.cuda.is_current_stream_capturing():
+        return uploaded(make(*arguments), device)
+    return _constant(device, torch.cuda.current_stream(device).cuda_stream, make, arguments)
+
+
+@lru_cache(maxsize=64)
+def _constant(
+    device: torch.device, stream: int, make: Callable[..., torch.Tensor], arguments: tuple[Hashable, ...]
+) -> torch.Tensor:
+    return uploaded(make(*arguments), device)

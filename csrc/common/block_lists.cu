@@ -1,17 +1,11 @@
-// Lists of key blocks from their scores: those above a threshold of the head, or so many with the highest scores of the
-// row. A warp makes a list.
+// Lists or bits of key blocks from their scores: those above a threshold of the head, or so many with the highest
+// scores of the row. A warp makes a list.
 #include "common/block_selection.h"
+#include "common/score_order.cuh"
 
 namespace common {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
-
-// In the order of the numbers, NaN above all; the zeros are one number.
-__device__ __forceinline__ unsigned ordered(float score) {
-  if (score != score) return 0xffffffffu;
-  const unsigned bits = __float_as_uint(score + 0.f);
-  return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
 
 // The `count`-th highest of a row, ordered, and how many of that value belong to the `count` highest.
 struct Cut {
@@ -61,10 +55,17 @@ __device__ __forceinline__ Cut highest(const float* scores, int length, int coun
 // Adds the active blocks of one row to the warp's bitmap.
 __device__ __forceinline__ void mark(unsigned* bitmap, const BlockListParams& params, i64 row, int head_of_batch) {
   const int lane = threadIdx.x % 32;
+  if (params.active) {
+    const int words = bitmap_words(params.key_blocks);
+    for (int word = lane; word < words; word += 32) bitmap[word] |= params.active[row * words + word];
+    return;
+  }
   const float* scores = params.scores + row * params.key_blocks;
   const float threshold = params.threshold ? params.threshold[head_of_batch] : 0.f;
   Cut cut{};
-  if (!params.threshold) cut = highest(scores, params.key_blocks, params.count);
+  if (!params.threshold)
+    cut = highest(scores, params.key_blocks, params.counts ? params.counts[head_of_batch] : params.count);
+  const unsigned char* forced = params.forced ? params.forced + i64(head_of_batch) * params.key_blocks : nullptr;
   for (int first = 0; first < params.key_blocks; first += 32) {
     const int block = first + lane;
     const bool exists = block < params.key_blocks;
@@ -78,6 +79,7 @@ __device__ __forceinline__ void mark(unsigned* bitmap, const BlockListParams& pa
       const unsigned equal = __ballot_sync(kAllLanes, is_equal);
       active = exists && (value > cut.value || (is_equal && __popc(equal & ((1u << lane) - 1)) < cut.equal));
       cut.equal -= min(cut.equal, __popc(equal));
+      active |= exists && (score != score || (forced && forced[block]));
     }
     const unsigned bits = __ballot_sync(kAllLanes, active);
     if (lane == 0) bitmap[first / 32] |= bits;
@@ -103,6 +105,9 @@ __device__ __forceinline__ void make_list(unsigned* bitmap, const BlockListParam
     }
   }
   __syncwarp();
+  if (params.bits)
+    for (int word = lane; word < words; word += 32) params.bits[i64(index) * words + word] = bitmap[word];
+  if (!params.lists) return;
   short* list = params.lists + i64(index) * (1 + params.key_blocks);
   int written = 0;
   for (int word = 0; word < words; ++word) {

@@ -52,17 +52,89 @@ struct BlockScoreParams {
   int padding;
 };
 
-// Lists from scores.
+// Lists from scores, or from bits.
 
 struct BlockListParams {
-  const float* scores;          // (batch, heads, query_blocks, key_blocks)
+  const float* scores;          // (batch, heads, query_blocks, key_blocks), or null
   const float* threshold;       // (batch, heads), or null
+  const int* counts;            // (batch, heads), or null: so many blocks of each row
+  const unsigned char* forced;  // (batch, heads, key_blocks), or null: active beside those
   const unsigned char* always;  // (key_blocks), or null
   const unsigned char* dense;   // (query_blocks), or null
-  short* lists;                 // (list_batch, heads, query_blocks, 1 + key_blocks)
+  const unsigned* active;       // (batch, heads, query_blocks, words), or null: what is active, in place of scores
+  short* lists;                 // (list_batch, heads, query_blocks, 1 + key_blocks), or null
+  unsigned* bits;               // (list_batch, heads, query_blocks, words), or null: what is active, a bit each
   int list_batch;               // batch, or 1: what is active for any of it
   int batch, heads, query_blocks, key_blocks;
-  int count;  // so many blocks with the highest scores, where there is no threshold
+  int count;  // so many blocks with the highest scores, where there is neither a threshold nor counts
+};
+
+// What heads lose by the blocks that they leave out, on some of their rows, and how many blocks each computes.
+
+constexpr int kSampleWarps = 4, kSampleThreads = 32 * kSampleWarps;
+
+struct SampleParams {
+  Strided q;
+  const i64* spread;  // (groups of heads, spread_rows): tokens
+  const i64* pools;   // (unlike, pools_of_part): the first tokens of sub-pools among which an unlike row is looked for
+  int* tokens;        // (batch, heads, spread_rows + unlike)
+  void* rows;         // of q, (batch, heads, spread_rows + unlike, head_dim)
+  int heads, head_dim;
+  int heads_of_group, spread_rows;
+  int unlike, pools_of_part;
+};
+
+constexpr int kMostCuts = 12;
+// Of a row: squared norms of what it loses at each cut and by the blocks to compare, without and with a tail; and of
+// its output.
+constexpr int kRowNorms = 2 * (kMostCuts + 1) + 1;
+constexpr int kMassThreads = 512;
+constexpr int kMostRows = kMassThreads;
+constexpr int kChoiceThreads = 64;
+
+// Outputs of rows from single key blocks, as an attention of 128 keys gives them. A head is one of all of the batch.
+struct RowParams {
+  const void *outs, *last_outs;   // (full blocks, heads, rows, head_dim), and those of a ragged last block
+  const float *lses, *last_lses;  // (full blocks, heads, rows), likewise
+  i64 out_block_stride, out_head_stride, out_row_stride, last_head_stride, last_row_stride;  // in elements
+  Strided q;
+  const int* tokens;            // (all heads, rows)
+  const float* scores;          // (all heads, query_blocks, key_blocks)
+  const unsigned char* always;  // (key_blocks), or null
+  const unsigned* compared;     // (all heads, query_blocks, words), or null: active blocks to compare
+  const float* center;          // with a tail, as TailParams has them; else null
+  const void *key_means, *value_means;
+  unsigned char* forced;  // (all heads, key_blocks): blocks that are active at every cut
+  float* totals;          // (all heads, rows): the LSE, in units of log2
+  float* norms;           // (all heads, rows, kRowNorms)
+  int first_head, heads;  // of this launch
+  int q_heads, group;     // heads of one entry of the batch, and of one head of K
+  int rows, head_dim, q_length, kv_length;
+  int key_blocks, mean_rows;
+  int counts[kMostCuts];  // of active blocks at each cut, falling
+  int cuts;
+  float popular;  // blocks whose probability adds up to this over the rows are active at every cut
+  float scale;    // of scores, to units of log2
+  int padding;
+};
+// Of each block its probability and that by its mean, its score and its place in their order; of each cut what blocks
+// between it and the next add up to; the mean of Q.
+constexpr int row_shared_bytes(int channels, int key_blocks) {
+  return (4 * key_blocks + (2 * kMostCuts + 1) * channels) * 4;
+}
+
+struct CutParams {
+  const float* norms;                     // as RowParams has them
+  const unsigned char* compared_by_tail;  // (heads), or null
+  int* chosen;                            // (heads): of active blocks
+  unsigned char* by_tail;                 // (heads)
+  float *errors, *compared_errors;        // (heads)
+  int heads, rows, unlike;                // the last `unlike` rows are not spread
+  int counts[kMostCuts];
+  int cuts;
+  int has_tail;
+  float bound;      // below 0: the first cut is taken
+  float tail_cost;  // in blocks
 };
 
 // Means of the tokens of each key block, from those of its sub-pools.

@@ -16,6 +16,7 @@ architecture = _kernels.architecture
 block_lists = _kernels.block_lists
 block_score_plan = _kernels.block_score_plan
 capabilities = _kernels.capabilities
+chosen_cuts = _kernels.chosen_cuts
 driver_version = _kernels.driver_version
 least_sliced_tokens = _kernels.least_sliced_tokens
 minimum_driver = _kernels.minimum_driver
@@ -27,6 +28,8 @@ pv_accumulators = _kernels.pv_accumulators
 pv_formats = _kernels.pv_formats
 rotates_as_given = _kernels.rotates_as_given
 rotates_by_head = _kernels.rotates_by_head
+row_errors = _kernels.row_errors
+row_sample = _kernels.row_sample
 slice_multiple = _kernels.slice_multiple
 target = _kernels.target
 toolchain = _kernels.toolchain
@@ -40,6 +43,7 @@ __all__ = [
     "block_lists",
     "block_score_plan",
     "capabilities",
+    "chosen_cuts",
     "driver_version",
     "least_sliced_tokens",
     "minimum_driver",
@@ -51,6 +55,8 @@ __all__ = [
     "pv_formats",
     "rotates_as_given",
     "rotates_by_head",
+    "row_errors",
+    "row_sample",
     "slice_multiple",
     "target",
     "toolchain",

@@ -13,12 +13,19 @@ from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, Settings
 from comfy_sage2.options import MODES
+from comfy_sage2.sparsity import levels
 
 from .builds import relative_l1
 
 pytestmark = pytest.mark.gpu
 
 HEADS, HEAD_DIM, BLOCKS, STEPS = 4, 128, 64, 5
+
+
+@pytest.fixture(autouse=True)
+def few_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "LEAST_HEADS", 1)
+    monkeypatch.setattr(levels, "_WITHOUT_KERNELS", 1)
 
 
 def focused() -> list[torch.Tensor]:

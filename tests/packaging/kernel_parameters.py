@@ -23,6 +23,8 @@ def structures(*headers: str) -> Structures:
     for header in headers:
         text = re.sub(r"//.*", "", (CSRC / header).read_text(encoding="utf-8"))
         text = re.sub(r"template <.*?\n\};", "", text, flags=re.DOTALL)
+        for constant, value in re.findall(r"constexpr int (\w+) = (\d+);", text):
+            text = text.replace(f"[{constant}]", f"[{value}]")
         for name, base, body in re.findall(r"struct (?:alignas\(\d+\) )?(\w+)(?: : (\w+))? \{([^()]*?)\n\};", text):
             if name not in known:
                 parent = known[base] if base else ctypes.Structure

@@ -9,13 +9,17 @@ import ctypes
 import json
 import math
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import test_released_launches
 from kernel_parameters import structures
 from platforms import calls
 from test_released_launches import Run
+
+from tools import kernel_table
 
 made, released, run = (getattr(test_released_launches, fixture) for fixture in ("made", "released", "run"))
 
@@ -30,11 +34,19 @@ for number, (sizes, strides, block_means, of_tail, of_lists) in enumerate(json.l
     print(scores.workspace_bytes, tail.workspace_bytes)
 """
 
+CHOOSE = """
+for number, (sample, rows, cuts) in enumerate(json.load(open(sys.argv[3]))):
+    module.row_sample(**sample, stream=4 * number)
+    module.row_errors(**rows, stream=4 * number + 1)
+    module.chosen_cuts(**cuts, stream=4 * number + 2)
+"""
+
 
 STRUCTURES = structures("common/views.h", "common/block_selection.h")
 KINDS = {
     "pool_": "PoolParams", "block_means": "BlockMeanParams", "block_scores": "BlockScoreParams",
-    "block_lists": "BlockListParams", "pooled_tail": "TailParams",
+    "block_lists": "BlockListParams", "pooled_tail": "TailParams", "row_sample": "SampleParams",
+    "row_masses": "RowParams", "row_errors": "RowParams", "chosen_cuts": "CutParams",
 }  # fmt: skip
 
 
@@ -78,10 +90,14 @@ def one_case() -> list[Any]:
         batch=random.randint(1, 3), heads=5, query_blocks=query_blocks, key_blocks=key_blocks,
         is_union=random.random() < 0.5,
     )  # fmt: skip
-    if random.random() < 0.5:
-        of_lists |= {"threshold": calls.Q, "always": calls.K, "dense": calls.V}
-    else:
-        of_lists |= {"count": random.randint(1, key_blocks)}
+    of_lists |= random.choice(
+        (
+            {"threshold": calls.Q, "always": calls.K, "dense": calls.V},
+            {"counts": calls.Q, "forced": calls.K, "dense": calls.V, "bits": calls.MASK},
+            {"active": calls.Q},
+            {"count": random.randint(1, key_blocks)},
+        )
+    )
     of_tail = dict(v_strides=strides(), out_strides=strides(), list_strides=[random.randint(0, 99), 7])
     return [sizes, dict(q_strides=strides(), k_strides=strides()), random.random() < 0.5, of_tail, of_lists]
 
@@ -170,7 +186,8 @@ def check_scores(size: Sizes, launched: list[tuple[str, int, Any]], block_means:
 def check_lists(given: dict[str, Any], launched: list[tuple[str, int, Any]]) -> None:
     ((name, blocks, values),) = launched
     assert name == "block_lists" and (values.scores, values.lists) == (calls.OUT, calls.BLOCK_MASK)
-    for field in ("batch", "heads", "query_blocks", "key_blocks", "threshold", "always", "dense", "count"):
+    of_tensors = ("threshold", "counts", "forced", "always", "dense", "active", "bits")
+    for field in ("batch", "heads", "query_blocks", "key_blocks", "count", *of_tensors):
         assert getattr(values, field) == given.get(field, 0), field
     assert values.list_batch == (1 if given["is_union"] else given["batch"])
     assert blocks == blocks_of(values.list_batch * values.heads * values.query_blocks, 8)
@@ -198,3 +215,68 @@ def check_tail(size: Sizes, launched: list[tuple[str, int, Any]], end: int) -> N
     of_means = size.kv_bh * values.mean_rows * size.channels * 2
     parts = {k.center: size.kv_bh * size.channels * 4, k.pools: size.kv_bh * k.pool_rows * size.channels * 2}
     each_apart(parts | {key_means.means: of_means, value_means.means: of_means}, end)
+
+
+def one_choice() -> list[Any]:
+    addresses = iter(range(1 << 40, 2 << 40, 1 << 32))
+    head_dim, element, length = 8 * random.randint(1, 32), random.choice((2, 3)), random.randint(129, 9000)
+    strides = [8 * random.randint(1, 999) for _ in range(3)]
+    counts = sorted(random.sample(range(1, 99), random.randint(0, 12)), reverse=True)
+    heads, rows, unlike = random.randint(1, 9), random.randint(65, 256), random.randint(0, 64)
+    sample = dict(
+        batch=2, heads=heads, head_dim=head_dim, element=element, q_strides=strides, heads_of_group=8,
+        spread_rows=rows - unlike, unlike=unlike, pools_of_part=7, device=0,
+        **{name: next(addresses) for name in ("q", "spread", "pools", "tokens", "rows")},
+    )  # fmt: skip
+    tensors = ["outs", "last_outs", "lses", "last_lses", "q", "tokens", "scores", "always", "compared", "center"]
+    tensors += ["key_means", "value_means", "forced", "totals", "norms"]
+    of_rows = dict(
+        element=element, head_dim=head_dim, q_heads=heads, group=2, rows=rows, q_length=length, kv_length=length,
+        first_head=heads, heads=random.randint(1, heads), out_strides=strides[::-1], last_strides=strides[1:],
+        q_strides=strides, counts=counts, popular=random.uniform(4, 40), scale=random.uniform(0.01, 1), mean_rows=64,
+        device=0, **{name: next(addresses) for name in tensors},
+    )  # fmt: skip
+    names = ("norms", "compared_by_tail", "chosen", "by_tail", "errors", "compared_errors")
+    cuts = dict(
+        heads=2 * heads, rows=rows, unlike=unlike, counts=counts, bound=random.uniform(-1, 1), tail_cost=1.5,
+        has_tail=random.random() < 0.5, device=0, **{name: next(addresses) for name in names},
+    )  # fmt: skip
+    return [sample, of_rows, cuts]
+
+
+def assert_told(values: Any, given: dict[str, Any], **further: Any) -> None:
+    """Each field of the structure is what the call was given under that name."""
+    for name, _ in values._fields_:
+        if name not in ("padding", "counts", "cuts"):
+            wanted = further[name] if name in further else given[name]
+            found = list(getattr(values, name)) if isinstance(wanted, list) else getattr(values, name)
+            assert found == pytest.approx(wanted, rel=1e-6) if isinstance(wanted, float) else found == wanted, name
+    if hasattr(values, "cuts"):
+        assert list(values.counts)[: values.cuts] == given["counts"]
+
+
+def test_choices_tell_their_kernels_everything(
+    made: Path, architecture: kernel_table.Architecture, run: Run, fresh_seed: int, tmp_path: Path
+) -> None:
+    random.seed(fresh_seed)
+    images = made / f"comfy_sage2_{architecture.name}"
+    if not (images / "row_errors.cubin.xz").exists():  # released ones may be older
+        shutil.copyfile(images / "block_lists.cubin.xz", images / "row_errors.cubin.xz")
+    choices = [one_choice() for _ in range(20)]
+    (tmp_path / "choices.json").write_text(json.dumps(choices))
+    launched = [read(line) for line in run(made, CHOOSE, str(tmp_path / "choices.json"))[1]]
+    for number, (sample, rows, cuts) in enumerate(choices):
+        (of_sample, of_masses, of_rows, of_cuts) = launched[4 * number : 4 * number + 4]
+        element = {2: "fp16", 3: "bf16"}[sample["element"]]
+        channels = next(size for size in (64, 128, 256) if rows["head_dim"] <= size)
+        assert of_sample[:2] == (f"row_sample_{element}", 2 * sample["heads"] * (sample["unlike"] + 1))
+        assert_told(of_sample[2], sample, q=[sample["q"], *sample["q_strides"]])
+        assert of_masses[:2] == ("row_masses", rows["heads"])
+        assert of_rows[:2] == (f"row_errors_{element}_d{channels}", rows["heads"] * rows["rows"])
+        names = ("out_block_stride", "out_head_stride", "out_row_stride", "last_head_stride", "last_row_stride")
+        further = dict(zip(names, rows["out_strides"] + rows["last_strides"], strict=True))
+        further |= {"q": [rows["q"], *rows["q_strides"]], "key_blocks": blocks_of(rows["kv_length"], 128)}
+        for values in (of_masses[2], of_rows[2]):
+            assert_told(values, rows, scale=rows["scale"] * math.log2(math.e), **further)
+        assert of_cuts[:2] == ("chosen_cuts", cuts["heads"])
+        assert_told(of_cuts[2], cuts)

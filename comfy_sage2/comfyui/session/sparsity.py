@@ -20,6 +20,7 @@ from ...sparsity.always_computed import blocks_with
 from ...sparsity.call_blocks import run_sparse
 from ...sparsity.choices import BlockChoices, ChoiceKey, ModelChanges, Moment, values
 from ...sparsity.errors import Inputs
+from ...sparsity.row_kernels import least_blocks
 from ...text import error_text
 from ..adapter import memory, pass_options
 from ..adapter.attention_call import AttentionCall
@@ -133,6 +134,10 @@ class BlockSparsity:
         reason = self._reason_against_call(call, model_pass, site)
         if reason is not None:
             return reason
+        q, k, v = call.tensors("BHND")
+        least = least_blocks(q)
+        if blocks_of(k.shape[2]) < least:
+            return f"[SA-318] this call is too short to save time: it has fewer than {least} blocks of 128 keys"
         listed = listed_plan(dense)
         if isinstance(listed, Refusal):
             return listed.reason
@@ -140,7 +145,6 @@ class BlockSparsity:
             return (
                 f"[SA-318] the node skips nothing in the first {self._dense_share:.0%} of the steps ('dense at first')"
             )
-        q, k, v = call.tensors("BHND")
         entries = pass_options.prompts_of(model_pass.transformer_options)
         least_skipped = dense.backend.least_skipped(dense.options.mode)
         with memory.unrecorded():  # what is kept outlives the model's block
@@ -169,9 +173,6 @@ class BlockSparsity:
         q_length, kv_length = call.lengths
         if q_length != kv_length:
             return "[SA-318] this is not self-attention: its queries and keys differ in number"
-        least = levels.LEAST_BLOCKS
-        if blocks_of(kv_length) < least:
-            return f"[SA-318] this call is too short to save time: it has fewer than {least} blocks of 128 keys"
         if blocks_with(model_pass.token_kinds.beside_picture(kv_length), kv_length).all():
             return (
                 "[SA-318] this call may hold only tokens of a text or a condition, and their blocks are always computed"

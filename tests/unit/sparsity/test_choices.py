@@ -11,8 +11,7 @@ from comfy_sage2.sparsity import levels
 from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment, values
 from comfy_sage2.sparsity.errors import Inputs
 from comfy_sage2.sparsity.levels import LEVELS, Level
-from comfy_sage2.sparsity.packed_blocks import PackedBlocks
-from comfy_sage2.sparsity.thresholds import Blocks
+from comfy_sage2.sparsity.packed_blocks import Blocks, KeptBlocks
 
 BLOCKS = 6
 CPU = torch.device("cpu")
@@ -161,17 +160,17 @@ def test_old_choices_go_so_that_windows_that_move_take_no_memory() -> None:
     assert not sampling.choices._choices and len(sampling.choices.figures[0].computed) == 9
 
 
-@pytest.mark.parametrize("blocks", [1, 7, 8, 9, 133])
+@pytest.mark.parametrize("blocks", [1, 7, 8, 9, 32, 133])
 def test_packed_blocks_come_back(blocks: int, fresh_seed: int) -> None:
-    active = torch.rand(2, 3, 5, blocks, generator=torch.Generator().manual_seed(fresh_seed)) < 0.3
+    active = torch.rand(2, 3, blocks, blocks, generator=torch.Generator().manual_seed(fresh_seed)) < 0.3
     by_tail = torch.tensor([[False, True, False], [False] * 3])
     for given in (None, by_tail, torch.zeros_like(by_tail)):
-        packed = PackedBlocks(Blocks(active, given), torch.zeros(2, 3))
-        unpacked = packed.unpacked()
-        assert torch.equal(unpacked.active, active) and unpacked.by_tail is given
-        assert packed.has_tail() == (given is by_tail)
-    torch.testing.assert_close(packed.shares, active.float().mean(dim=(0, 2, 3)))
-    assert packed.skipped_share() == pytest.approx(1.0 - active.float().mean().item())
+        packed = Blocks.of(active, given)
+        assert torch.equal(packed.active(), active) and packed.by_tail is given
+        kept = KeptBlocks(packed, active.sum(dim=3).short(), torch.zeros(2, 3))
+        assert kept.has_tail() == (given is by_tail)
+    torch.testing.assert_close(kept.shares, active.float().mean(dim=(0, 2, 3)))
+    assert kept.skipped_share() == pytest.approx(1.0 - active.float().mean().item())
 
 
 @pytest.mark.parametrize("level", ["draft 20 %", "strong"])

@@ -64,8 +64,9 @@ def test_rows_that_differ_from_their_neighbors_are_found(fresh_seed: int) -> Non
 def test_no_row_of_dense_blocks_is_sampled(fresh_seed: int) -> None:
     dense = torch.zeros(71, dtype=torch.bool)
     dense[[0, 7, 8, 70]] = True
-    rows = sampled_rows(torch.randn(1, 2, 9000, 8), fresh_seed, dense)
+    always = ((0, 128), (1000, 1024), (1024, 1025), (8960, 9000))
+    rows = sampled_rows(torch.randn(1, 2, 9000, 8), fresh_seed, always)
     assert not dense[rows.tokens // 128].any() and rows.tokens.shape[2] == MOST_ROWS
-    few = sampled_rows(zeros(450), 5, torch.tensor([True, False, False, True]))
+    few = sampled_rows(zeros(450), 5, ((0, 1), (384, 450)))
     assert few.tokens[0, 0].tolist() == list(range(128, 384))
-    assert sampled_rows(zeros(450), 5, torch.ones(4, dtype=torch.bool)).tokens.shape == (1, 9, 0)
+    assert sampled_rows(zeros(450), 5, ((0, 450),)).tokens.shape == (1, 9, 0)

@@ -12,8 +12,9 @@ from comfy_sage2.reference.pooled_tail import add_pooled_tail_
 from comfy_sage2.sparsity import thresholds
 from comfy_sage2.sparsity.errors import Inputs, errors, row_outputs
 from comfy_sage2.sparsity.levels import Level
+from comfy_sage2.sparsity.packed_blocks import Blocks
 from comfy_sage2.sparsity.sampled_rows import SampledRows, sampled_rows
-from comfy_sage2.sparsity.thresholds import COMPUTED_SHARES, Blocks, blocks_error, choose, cuts, loosest, rank_
+from comfy_sage2.sparsity.thresholds import COMPUTED_SHARES, blocks_error, choose, cuts, loosest, rank_
 
 SCALE = 32**-0.5
 SHARPNESS = (60.0, 25.0, 0.01, 0.0)  # of each head of q
@@ -66,7 +67,7 @@ def test_errors_are_those_of_masked_attention_with_and_without_a_tail(fresh_seed
     ranks, rows = rank_(largest_p(q, k)), sampled_rows(q, 3)
     compared = torch.rand(ranks.shape, generator=torch.Generator().manual_seed(fresh_seed)) < 0.7
     compared |= torch.eye(ranks.shape[2], dtype=torch.bool)  # no row is left without a block
-    at = cuts((1.0, 0.6, 0.3, 0.15), ranks.shape[3], ranks.device)
+    at = cuts((1.0, 0.6, 0.3, 0.15), ranks.shape[3])
     outputs = row_outputs(Inputs(q, k, v, SCALE), rows)
     measured = errors(outputs, ranks, at, compared, with_tail=True)
     assert measured.shape == (2, 2, 4, 5) and (tokens == 200 or measured[0, ..., -1].max() > 1e-3)
@@ -111,7 +112,7 @@ def test_a_threshold_of_ranks_leaves_out_as_many_blocks_of_all_queries(
     before = scores.clone()
     assert rank_(scores) is scores
     counts = []
-    for threshold in cuts(COMPUTED_SHARES, blocks, scores.device)[:-1]:
+    for threshold in cuts(COMPUTED_SHARES, blocks)[:-1]:
         skipped = scores <= threshold
         (count,) = skipped.sum(dim=3).unique().tolist()
         counts.append(blocks - count)
@@ -127,7 +128,7 @@ def test_no_rank_leaves_nan_out() -> None:
 
 def test_queries_of_dense_blocks_have_no_part_in_what_is_measured(fresh_seed: int) -> None:
     q, k, v = sharp_and_flat(fresh_seed)
-    blocks = Blocks(largest_p(q, k) > -3.0, None)
+    blocks = Blocks.of(largest_p(q, k) > -3.0)
     measured = []
     for dense in (q[:, :, :384], torch.zeros(2, 4, 384, 32)):
         q = torch.cat([dense, q[:, :, 384:]], dim=2)

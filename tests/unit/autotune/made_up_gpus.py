@@ -46,14 +46,9 @@ def made_up_gpu(
     }
 
 
-def h100_times() -> Times:
-    """What the node measured on an H100."""
-    return measured_times("h100_times.json")
-
-
-def measured_times(name: str) -> Times:
-    """What the node measured on a GPU, from a file beside this one."""
-    document = json.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))
+def h200_times() -> Times:
+    """What the node measured on an H200."""
+    document = json.loads((Path(__file__).parent / "h200_times.json").read_text(encoding="utf-8"))
     times = Times.read(document, all_candidates(), works_for(16))
     assert times is not None
     return times

@@ -58,7 +58,10 @@ def exact_attention(
                 rows, keys = slice(start, start + scores.shape[2]), slice(0, scores.shape[3])
                 mask_skipped_blocks_(scores, overlapping(active_blocks, rows, keys), rows, keys)
             lse = scores.logsumexp(dim=-1)
-            weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp()
+            is_empty = (lse == -math.inf)[..., None]
+            weights = (scores - lse[..., None].masked_fill(is_empty, 0.0)).exp()
+            # The LSE of a row at the lowest number of a mask is rounded by more than the weights' sum.
+            weights = weights / weights.sum(dim=-1, keepdim=True).masked_fill(is_empty, 1.0)
             outs.append(torch.nn.functional.dropout(weights, dropout_p) @ v)
             lses.append(lse)
         return torch.cat(outs, dim=-2), torch.cat(lses, dim=-1)

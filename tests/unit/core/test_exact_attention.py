@@ -109,3 +109,14 @@ def test_rows_without_keys_in_each_part(monkeypatch: pytest.MonkeyPatch) -> None
     expected, expected_lse = oracle(q, k, v, attn_mask=mask)
     torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(lse, expected_lse, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("lowest", [-1e30, torch.finfo(torch.float32).min])
+def test_a_row_of_very_low_numbers_alone_is_the_mean(dtype: torch.dtype, lowest: float) -> None:
+    q, k, v = inputs((1, 2, 1, 5, 90), torch.float32)
+    mask = torch.zeros(5, 90)
+    mask[3] = lowest
+    expected, _ = oracle(q, k, v, attn_mask=mask)
+    out, _ = exact_attention(q, k, v, attn_mask=mask, dtype=dtype)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-4)

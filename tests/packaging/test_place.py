@@ -215,3 +215,12 @@ def test_the_users_cache(
     own, *users = place.cache_folders()
     assert own.name == "_unpacked"
     assert users == ([] if cache is None else [Path(cache.format(tmp_path)) / "comfy_sage2" / "kernels"])
+
+
+def test_windows_which_cannot_delete_a_loaded_module_has_the_packs_folder_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
+    user, own = place.cache_folders()
+    assert own.name == "_unpacked" and user == tmp_path / "comfy_sage2" / "kernels"

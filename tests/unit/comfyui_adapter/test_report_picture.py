@@ -101,6 +101,12 @@ def test_the_chart_has_a_map_of_the_errors_by_what_is_usual(mode: str) -> None:
     assert chart.getpixel((MARGIN + width // 2, middle)) == colors[0]
 
 
+def test_a_text_that_is_too_long_is_shortened_and_not_left_out() -> None:
+    image, _ = draw([session_of(expected=Decision(reason="x" * 400))])
+    shortened = image.crop((WIDTH - MARGIN - 60, 0, WIDTH - MARGIN, HEIGHT))
+    assert len(colors_of(shortened)) > 1  # the text goes on nearly to the margin
+
+
 def test_the_report_is_of_all_layers_and_steps() -> None:
     sizes = report_picture.Sizes(tokens=40, text_tokens=16, layers=2, heads=2, head_dim=64, ffn=64)
     settings = replace(report_picture.SETTINGS, backend="reference", when=ALWAYS)

@@ -175,6 +175,12 @@ def test_where_they_cannot_be_the_call_is_whole(options: dict[str, Any], reason:
     assert f"q, k and v of 4 calls came as wholes: [SA-324] {reason}" in report([session])
 
 
+def test_two_full_slices_are_slices() -> None:
+    model, x, session = Model(), torch.randn(2 * SLICE, 96), sampling(report=False)
+    assert close(run_pass(session, model, x), plainly(model, x))
+    assert labels(session) == ["2 reference · 8b · in slices"]
+
+
 @pytest.mark.parametrize("tokens", [300, 2 * SLICE - 1])
 def test_short_calls_are_whole(tokens: int) -> None:
     model, x, session = Model(), torch.randn(tokens, 96), sampling()

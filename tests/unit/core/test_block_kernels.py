@@ -108,3 +108,15 @@ def test_a_tail(told: dict[str, Any]) -> None:
         "list_strides": (0, lists.stride(1)),
     }
     assert told["addresses"][:6] == tuple(x.data_ptr() for x in (q, k, v, out, lse, lists))
+
+
+def test_lists(told: dict[str, Any]) -> None:
+    module: Any = SimpleNamespace(block_lists=lambda **fields: told.update(fields=fields))
+    scores, threshold, dense = torch.randn(2, 4, 3, 2), torch.zeros(2, 4), torch.tensor([True, False, False])
+    lists = block_kernels.block_lists(module, scores, threshold=threshold, count=1, dense=dense)
+    assert lists.shape == (2, 4, 3, 3) and lists.dtype == torch.int16
+    assert told["fields"] == {
+        "batch": 2, "heads": 4, "query_blocks": 3, "key_blocks": 2, "count": 1, "stream": 77, "device": -1,
+        "scores": scores.data_ptr(), "threshold": threshold.data_ptr(), "dense": dense.data_ptr(),
+        "lists": lists.data_ptr(),
+    }  # fmt: skip

@@ -13,7 +13,7 @@ from pretended_gpu import on_gpu
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.kernels import loader
-from comfy_sage2.options import AttentionOptions
+from comfy_sage2.options import MODES, AttentionOptions
 from tools import kernel_table
 
 SM90, SM89, SM120, SM80 = KERNELS
@@ -106,6 +106,12 @@ def test_a_module_says_what_it_has(monkeypatch: pytest.MonkeyPatch, modules: Non
     reason = SM120.reason_against(_signature((12, 0), mode="precise"))
     assert reason == "[SA-206] mode must be 8b or 4b here, got precise"
     assert {variant.mode for variant in SM120.variants} == {"8b", "4b"}
+
+
+def test_lists_pay_from_a_small_share_of_skipped_blocks_on() -> None:
+    """From 5 to 15 % on, by the mode and the GPU: at more than 100 % no call would ever have lists."""
+    shares = {(backend.name, mode): backend.least_skipped(mode) for backend in KERNELS for mode in MODES}
+    assert all(0.05 <= share <= 0.15 for share in shares.values()), shares
 
 
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])

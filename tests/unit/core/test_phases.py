@@ -10,9 +10,13 @@ import torch
 from recorder import kernel_call
 from reference_module import ReferenceModule
 
-from comfy_sage2.backends import launches
+from comfy_sage2.backends import hidden_keys, launches
+from comfy_sage2.backends.base import Backend
+from comfy_sage2.backends.kernel_call import KernelCall
 from comfy_sage2.backends.module_plan import ATTENTION, PREQUANTIZATION
+from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.call.tensors import OptionalTensors
+from comfy_sage2.options import AttentionOptions
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -153,3 +157,23 @@ def test_a_call_in_parts_has_phases_where_they_take_less_memory(
     assert (attend is not None) == is_released == bool(module.enqueued)
     if attend is not None:
         assert torch.equal(attend()[0], whole(tensors)[0]) and len(module.enqueued) == 2
+
+
+def test_keys_that_a_mask_of_rows_hides_enter_no_phase() -> None:
+    class Phases(Backend):
+        name, accelerated = "phased", True
+
+        def bind(self, signature: CallSignature) -> KernelCall:
+            return KernelCall(Phased(), signature)
+
+    q, k, v = inputs()
+    mask = torch.rand(40, 40) < 0.5
+    mask[:, 30:] = False
+    optional = OptionalTensors(mask)
+    call = hidden_keys.bind(Phases(), CallSignature.of(q, k, v, AttentionOptions(), optional))
+    expected, _ = call.run(q, k, v, optional)
+    for tensor in (k, v):
+        tensor[:, :, 30:] = torch.nan
+    attend = call.prequantize(q, k, v, optional)
+    assert attend is not None
+    assert torch.equal(attend()[0], expected) and expected.isfinite().all()

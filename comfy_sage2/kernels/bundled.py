@@ -93,8 +93,8 @@ def architectures() -> tuple[str, ...]:
     return tuple(sorted({wheel.part for wheel in read_manifest()} - {HOST}))
 
 
-def find(part: str) -> BundledWheel:
-    """The newest wheel of a part that fits this system. KernelUnavailable names what was looked for."""
+def fitting(part: str) -> list[BundledWheel]:
+    """The wheels of a part that fit this system. KernelUnavailable names what was looked for."""
     candidates = [wheel for wheel in read_manifest() if wheel.part == part]
     if not candidates:
         kernels = "launch code (comfy_sage2_host)" if part == HOST else f"{part} kernels"
@@ -102,14 +102,14 @@ def find(part: str) -> BundledWheel:
             f"[SA-104] the pack has no {kernels}; it has kernels for {', '.join(architectures()) or 'none'}: "
             + REINSTALL
         )
-    fitting = [wheel for wheel in candidates if wheel.fits]
-    if not fitting:
+    wheels = [wheel for wheel in candidates if wheel.fits]
+    if not wheels:
         platforms = ", ".join(sorted({wheel.platform for wheel in candidates}))
         raise KernelUnavailable(
             f"[SA-104] no bundled {part} kernel wheel fits {sysconfig.get_platform()}; there are wheels for "
             f"{platforms}: run ComfyUI on one of these"
         )
-    return max(fitting, key=lambda wheel: wheel.version)
+    return wheels
 
 
 def read_images(wheel: BundledWheel) -> tuple[dict[str, Any], dict[str, bytes]]:

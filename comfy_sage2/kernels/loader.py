@@ -13,6 +13,7 @@ import logging
 import sys
 import threading
 from functools import cache
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -103,7 +104,8 @@ def _installed(architecture: str) -> ModuleType | None:
 
 def _assembled(architecture: str) -> ModuleType:
     """The module of the bundled images and launch code. KernelUnavailable when they fit neither each other nor us."""
-    images_wheel, host_wheel = bundled.find(architecture), bundled.find(bundled.HOST)
+    pairs = product(bundled.fitting(architecture), bundled.fitting(bundled.HOST))
+    images_wheel, host_wheel = max(pairs, key=_how_well_they_fit)
     build, images = bundled.read_images(images_wheel)
     host = _host(host_wheel)
     try:
@@ -128,6 +130,12 @@ def _assembled(architecture: str) -> ModuleType:
         module.add_cubin(name, image)
     _wheels[architecture] = images_wheel, host_wheel
     return module
+
+
+def _how_well_they_fit(pair: tuple[BundledWheel, BundledWheel]) -> tuple[bool, bool, tuple[int, ...]]:
+    """More for wheels of one version, for a version that this library can call, and for a newer one."""
+    images, host = pair
+    return images.version == host.version, images.version[0] in ABI_VERSIONS, images.version
 
 
 @cache

@@ -92,6 +92,17 @@ def test_a_bundled_module_of_another_abi_is_refused(plugin: Plugin, abi: int) ->
 
 
 @needs_compiler
+def test_of_several_versions_the_newest_pair_that_the_library_can_call_is_taken(plugin: Plugin) -> None:
+    """After half an update there may be wheels without their other part, or of an interface to come."""
+    callable_, to_come = (f"{abi}.9.0" for abi in (ABI, ABI + 1))
+    for version in (f"{ABI}.10.0", f"{ABI}.9.0", f"{ABI}.2.0", to_come):
+        write_images(plugin.wheels, version=version)
+    for version in (callable_, f"{ABI}.2.0", to_come, f"{ABI}.11.0"):
+        write_host(plugin.wheels, version, native_module(version, int(version[0])))
+    assert run(plugin) == (f"{callable_} | None | None", [])
+
+
+@needs_compiler
 def test_the_launch_code_gets_the_images(plugin: Plugin) -> None:
     plugin.add_wheels(extension=native_module("1.2.3"))
     code = "loader.load('sm90'); host = loader._host(loader.bundled_wheels('sm90')[1]); print(host.added)"
@@ -143,9 +154,9 @@ def test_a_module_that_cannot_be_imported_gives_the_import_error_itself(plugin: 
 def test_a_failure_is_kept_so_that_asking_again_costs_nothing(plugin: Plugin) -> None:
     code = """
 first = loader.reason_unavailable('sm90')
-def find(*arguments):
+def fitting(*arguments):
     raise AssertionError("looked again")
-loader.bundled.find = find
+loader.bundled.fitting = fitting
 assert loader.reason_unavailable('sm90') == first
 try:
     loader.load('sm90')

@@ -27,7 +27,7 @@ import comfy_sage2
 from comfy_sage2.kernels import bundled
 print(comfy_sage2.__file__, bundled.WHEELS, sep="\\n")
 for architecture in bundled.architectures():
-    bundled.find(architecture).read()
+    bundled.fitting(architecture)[0].read()
     print(architecture)
 """
 CALL = """

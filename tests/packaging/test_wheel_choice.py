@@ -21,12 +21,12 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_of_an_architecture_the_newest_that_fits_is_taken(wheels: Path) -> None:
-    for version in ("0.9.0", "0.10.0", "0.2.0"):
+def test_wheels_of_an_architecture_that_fit_are_candidates(wheels: Path) -> None:
+    for version in ("0.9.0", "0.10.0"):
         write_images(wheels, version=version)
     write_images(wheels, version="9.0.0", platform="macosx_11_0_arm64")
     write_images(wheels, "sm89", version="9.0.0")
-    assert bundled.find("sm90").version == (0, 10, 0)
+    assert {wheel.version for wheel in bundled.fitting("sm90")} == {(0, 9, 0), (0, 10, 0)}
     assert bundled.architectures() == ("sm89", "sm90")
 
 
@@ -48,24 +48,24 @@ def test_a_wheel_fits_its_platform(
     monkeypatch.setattr("sysconfig.get_platform", lambda: own)
     write_images(wheels, platform=platform)
     if fits:
-        bundled.find("sm90")
+        bundled.fitting("sm90")
     else:
         with pytest.raises(KernelUnavailable, match=rf"SA-104.* fits {own}; there are wheels for {platform}: "):
-            bundled.find("sm90")
+            bundled.fitting("sm90")
 
 
 @pytest.mark.parametrize(("part", "what"), [("sm75", "no sm75 kernels"), ("host", "no launch code")])
 def test_what_is_not_there_is_told_with_what_there_is(wheels: Path, part: str, what: str) -> None:
     write_images(wheels)
     with pytest.raises(KernelUnavailable, match=rf"SA-104.*{what}.* it has kernels for sm90: "):
-        bundled.find(part)
+        bundled.fitting(part)
 
 
 def test_a_wheel_that_the_manifest_does_not_list_is_not_used(wheels: Path) -> None:
     write_images(wheels)
     (wheels / bundled.MANIFEST).write_text("")
     with pytest.raises(KernelUnavailable, match="it has kernels for none"):
-        bundled.find("sm90")
+        bundled.fitting("sm90")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_wheel_that_the_manifest_does_not_list_is_not_used(wheels: Path) -> No
 def test_a_malformed_manifest_is_refused_in_a_short_line(wheels: Path, line: str) -> None:
     (wheels / bundled.MANIFEST).write_text(f"{line}\n")
     with pytest.raises(KernelUnavailable, match=r"SA-106.*SHA256SUMS is damaged at ") as caught:
-        bundled.find("sm90")
+        bundled.fitting("sm90")
     assert len(str(caught.value)) < 500 and str(caught.value).isprintable()
 
 
@@ -91,7 +91,7 @@ def test_comments_and_windows_line_ends_do_no_harm(wheels: Path) -> None:
     content = write_images(wheels).read_bytes()
     text = "# a comment\r\n" + manifest_line("comfy_sage2_sm90-0.1.0-py3-none-any.whl", content).replace("\n", "\r\n")
     (wheels / bundled.MANIFEST).write_bytes(text.encode())
-    assert bundled.find("sm90").read() == content
+    assert bundled.fitting("sm90")[0].read() == content
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"], ids=["missing", "no text"])
@@ -99,7 +99,7 @@ def test_a_manifest_that_cannot_be_read_is_named(wheels: Path, content: bytes | 
     if content is not None:
         (wheels / bundled.MANIFEST).write_bytes(content)
     with pytest.raises(KernelUnavailable, match=r"SA-106.*SHA256SUMS cannot be read"):
-        bundled.find("sm90")
+        bundled.fitting("sm90")
 
 
 @pytest.mark.parametrize("change", ["missing", "flipped", "cut", "longer", "empty"])
@@ -119,7 +119,7 @@ def test_a_wheel_that_is_not_the_released_one_is_not_even_opened(
     monkeypatch.setattr(zipfile, "ZipFile", lambda *given: pytest.fail("it was opened"))
     read = bundled.read_images if part == "sm90" else bundled.read_host
     with pytest.raises(KernelUnavailable, match=r"SA-106") as caught:
-        read(bundled.find(part))
+        read(*bundled.fitting(part))
     said = "cannot be read" if change == "missing" else "is refused: its SHA-256 is "
     assert f"{path} {said}" in str(caught.value)
 
@@ -131,7 +131,7 @@ def test_every_digit_of_a_checksum_counts(wheels: Path, digit: int) -> None:
     changed = "0" if text[digit] != "0" else "1"
     (wheels / bundled.MANIFEST).write_text(text[:digit] + changed + text[digit + 1 :])
     with pytest.raises(KernelUnavailable, match=r"SA-106.* is refused: its SHA-256 is "):
-        bundled.read_images(bundled.find("sm90"))
+        bundled.read_images(*bundled.fitting("sm90"))
 
 
 def test_a_wheel_of_another_architecture_under_this_ones_name(wheels: Path) -> None:
@@ -139,18 +139,18 @@ def test_a_wheel_of_another_architecture_under_this_ones_name(wheels: Path) -> N
     wheel.rename(wheel.with_name(wheel.name.replace("sm89", "sm90")))
     release(wheels)
     with pytest.raises(KernelUnavailable, match=r"SA-106.* is not a wheel of sm90 kernels"):
-        bundled.read_images(bundled.find("sm90"))
+        bundled.read_images(*bundled.fitting("sm90"))
 
 
 def test_images_and_what_their_build_says(wheels: Path) -> None:
     write_images(wheels, target="sm_90a")
-    build, images = bundled.read_images(bundled.find("sm90"))
+    build, images = bundled.read_images(*bundled.fitting("sm90"))
     assert build["target"] == "sm_90a" and images == {"attention": b"a device image"}
 
 
 def test_the_module_of_this_python_out_of_several(wheels: Path) -> None:
     write_host(wheels)
-    assert bundled.read_host(bundled.find("host")) == (OWN_MODULE, EXTENSION)
+    assert bundled.read_host(*bundled.fitting("host")) == (OWN_MODULE, EXTENSION)
 
 
 @pytest.mark.parametrize(
@@ -167,18 +167,18 @@ def test_a_release_that_is_broken_is_named(wheels: Path, part: str, files: dict[
     write_wheel(wheels, part, "0.1.0", "any", files)
     read = bundled.read_images if part == "sm90" else bundled.read_host
     with pytest.raises(KernelUnavailable, match=rf"SA-106.* is not a wheel of {part} kernels"):
-        read(bundled.find(part))
+        read(*bundled.fitting(part))
 
 
 def test_a_python_that_has_no_module_is_told_which_have(wheels: Path) -> None:
     files = {"modules.json": b'{"_C.cp27-win_amd64.pyd": 7}', "modules.xz": lzma.compress(b"windows")}
     write_wheel(wheels, "host", "0.1.0", "any", files)
     with pytest.raises(KernelUnavailable, match=r"SA-104.*has no module for .*; it has _C\.cp27-win_amd64\.pyd: "):
-        bundled.read_host(bundled.find("host"))
+        bundled.read_host(*bundled.fitting("host"))
 
 
 def test_a_python_without_lzma_is_told_so(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_images(wheels)
     monkeypatch.setitem(sys.modules, "lzma", None)
     with pytest.raises(KernelUnavailable, match=r"SA-105.*built without the standard module lzma"):
-        bundled.read_images(bundled.find("sm90"))
+        bundled.read_images(*bundled.fitting("sm90"))

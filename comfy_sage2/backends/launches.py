@@ -21,11 +21,11 @@ from .module_plan import WHOLE_CALL, Fields, Views, plan_fields
 
 # Scratch memory of a call, where single heads need no more: so many bytes, or this share of the output if that is more.
 # With torch's rounding, the peak is at most 64 MiB above the output, or 1.12 times as much.
-_BOUND, _BOUND_SHARE = 62 << 20, 1 / 9
+_BOUND, _BOUND_SHARE = 63 << 20, 1 / 9
 _CORRECTION = 256 << 20  # of smooth Q, in 4b: kDeltaBytes of csrc/common/launch_builder.h
 # What it costs to prepare a part, in keys that a query attends to meanwhile: 20 us on an H200.
 _PART_KEYS = 2048
-_TOLERANCE = 1.01  # of time, for less memory
+_TOLERANCE = 1.01  # of time, for fewer parts: each one's last blocks leave a part of the GPU idle
 
 
 class Part(NamedTuple):
@@ -141,7 +141,7 @@ def parts_of(
     """The parts of a call by `module`: the fastest with at most `bound` bytes of workspace, else the smallest.
 
     Blocks of queries run in waves over the GPU, and a part whose last wave is not full takes as long as if it were. Of
-    sizes that are as fast the smallest is taken. Results do not depend on the split, except with block masks: a part
+    sizes that are as fast the largest is taken. Results do not depend on the split, except with block masks: a part
     whose lists leave out nothing may take the dense kernel of sm90, whose last bits differ. Where an entry of the batch
     has to be divided each part has one entry, since the LSE's heads lie one after another.
     """
@@ -170,7 +170,7 @@ def parts_of(
         sizes = [(entries, heads) for entries in _sizes(batch)] + [(1, count) for count in _sizes(heads)]
         fitting = [size for size in sizes if plan_of(*size).workspace_bytes <= bound] or sizes[-1:]
         costs = {size: cost(size) for size in fitting}
-        chosen = [size for size in fitting if costs[size] <= _TOLERANCE * min(costs.values())][-1]
+        chosen = next(size for size in fitting if costs[size] <= _TOLERANCE * min(costs.values()))
     return tuple(
         Part(plan_of(len(of_batch), len(of_heads)), _offsets(signature, views, of_batch.start, of_heads.start))
         for of_batch, of_heads in split(*chosen)

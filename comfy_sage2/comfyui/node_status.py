@@ -47,7 +47,7 @@ class NodeStatus:
         """
         sent = extra.get("workflow") if isinstance(extra, Mapping) else None
         workflow = sent.get("id") if isinstance(sent, Mapping) else None
-        if not all(isinstance(number, str) and len(number) <= _LONGEST for number in (workflow, node)):
+        if not (isinstance(workflow, str) and isinstance(node, str) and max(len(workflow), len(node)) <= _LONGEST):
             return
         entry: Entry = {"workflow": workflow, "node": node, "type": kind, "run": run, "text": text}
         entry |= badge._asdict()

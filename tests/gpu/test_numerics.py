@@ -48,12 +48,13 @@ def test_int8_of_tokens_of_v_that_are_unlike(mode: str, head_dim: int, rows: str
     v[:, :, 70::256] *= 100
     v[:, :, ::199] *= 0.01
     keys = torch.arange(1000, device="cuda")
-    call: dict[str, Any] = {
+    calls: dict[str, dict[str, Any]] = {
         "causal": {"is_causal": True},
         "padding": {"attn_mask": (keys < 700).view(1, 1, 1, -1)},
         "mask": {"attn_mask": torch.rand(1, 1, 1000, 1000, device="cuda") < 0.7},
         "lists": {"block_mask": BlockMask.from_dense(torch.rand(1, 4, 8, 8, device="cuda") < 0.7).lists},
-    }.get(rows, {})
+    }
+    call = calls.get(rows, {})
     out, lse = run("sm89", q, k, v, mode=mode, pv="int8", return_lse=True, **call)
     wanted, wanted_lse = reference("sm89", q, k, v, mode=mode, pv="int8", **call)
     assert relative_l1(out, wanted.to(q.dtype)) <= REFERENCE_BOUND

@@ -130,19 +130,12 @@ class BlockMask:
 
     @classmethod
     def full(
-        cls,
-        q_length: int,
-        kv_length: int,
-        *,
-        is_causal: bool = False,
-        batch: int = 1,
-        heads: int = 1,
-        device: torch.device | str | None = None,
+        cls, q_length: int, kv_length: int, *, is_causal: bool = False, batch: int = 1, heads: int = 1
     ) -> BlockMask:
         """All blocks of `q_length` queries and `kv_length` keys, in the order of `from_dense`."""
         _check_at_least_1(q_length=q_length, kv_length=kv_length, batch=batch, heads=heads)
         shape = (batch, heads, blocks_of(q_length), blocks_of(kv_length))
-        return cls.from_dense(torch.ones(shape, dtype=torch.bool, device=device), is_causal=is_causal)
+        return cls.from_dense(torch.ones(shape, dtype=torch.bool), is_causal=is_causal)
 
     def to_dense(self) -> torch.Tensor:
         """The active blocks as bool (B, Hq, Tq, Tk), made of the valid entries alone; no wait for the device."""

@@ -160,37 +160,30 @@ class Patch:
         q, k, v = (with_dense_rows(tensor) for tensor in inputs[:3])
         ensure_timed(q.device)
         try:
-            optional = OptionalTensors.of(inputs.mask, None, None)
             options = _of_call(self.options, is_causal, scale)
-            signature = CallSignature.of(q, k, v, options, optional, self._routing)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError) as error:  # a scale that no kernel takes
             self.fallbacks[str(error)] += 1
             return None
         if options.mode == AUTO and q.shape[-1] not in self.auto_modes:
             self.auto_modes[q.shape[-1]] = auto_mode(options, q.device, q.dtype, q.shape[-1]).reason
-        call_plan = plan(signature)
+        optional = OptionalTensors(inputs.mask)
+        call_plan = plan(CallSignature.of(q, k, v, options, optional, self._routing))
         if isinstance(call_plan, Refusal):
             self.fallbacks[call_plan.reason] += 1
             return None
-        out = None if self._sparse is None else self._attend_sparsely(self._sparse, call_plan, q, k, v, optional)
+        out = self._attend_sparsely(call_plan, q, k, v, optional)
         self.calls[f"{call_plan.backend.name}{'' if out is None else ', sparse'}"] += 1
         return run(call_plan, q, k, v, optional)[0] if out is None else out
 
     def _attend_sparsely(
-        self,
-        sparse: Sparse,
-        dense: CallPlan,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        optional: OptionalTensors,
+        self, dense: CallPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors
     ) -> torch.Tensor | None:
         """The output with the blocks that this call chooses; None, with the reason counted, where it is to be dense."""
-        if q.shape[2] != k.shape[2]:
+        if self._sparse is None or q.shape[2] != k.shape[2]:
             return None
         out: torch.Tensor | str = "[SA-215] this call is too short to save time"
         try:
-            blocks = sparse.blocks(q, k, v, dense.options, optional)
+            blocks = self._sparse.blocks(q, k, v, dense.options, optional)
             if blocks is not None:
                 out = run_sparse(dense, blocks, q, k, v, optional)
         except (RuntimeError, ValueError) as error:

@@ -151,6 +151,8 @@ class ModelPass:
         """
         if not self.check_at_end or self.flag is None or self.nonfinite is None:
             return
+        if not can_read_back(self.nonfinite.device):
+            return
         if self._streams == {_current_stream(self.nonfinite.device)}:  # others may still be at work
             self.flag.start(self.nonfinite)
             self._flag_copied_after = len(self.calls)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from ... import metrics
@@ -12,7 +10,6 @@ from ...text import error_text
 from ..adapter import memory
 from ..adapter.attention_call import AttentionCall, Fallback
 from .model_passes import ModelPass
-from .recorder import Recorder
 from .timer import start_timer
 
 # At most this many heads and query rows of each are compared: 8 x 256 rows cost little beside a long video's attention.
@@ -36,27 +33,21 @@ def measure(
     return metrics.compare(sampled, metrics.exact_rows(q, k, v, heads, rows, scale=scale, mask=mask), torch.float32)
 
 
-def compare(
-    call: AttentionCall,
-    out: torch.Tensor,
-    site: CallSite,
-    model_pass: ModelPass,
-    record: Recorder,
-    warn: Callable[[str], None],
-) -> None:
+def compare(call: AttentionCall, out: torch.Tensor, site: CallSite, model_pass: ModelPass) -> None:
+    session = model_pass.session
     try:
         with memory.unrecorded():
             tensors = (call.as_bhnd(out), *call.tensors("BHND"))
             agreement = measure(*tensors, scale=call.scale, mask=call.mask_4d())
-            record.add_agreement(site.layer, site.step, model_pass.keep(agreement))
+            session.record.add_agreement(site.layer, site.step, model_pass.keep(agreement))
     except torch.cuda.OutOfMemoryError:  # the sampling itself has what it needs
-        warn(
+        session.dispatcher.warn_once(
             "the GPU has too little free memory to compare every call with full precision. The report leaves these "
             "calls out"
         )
 
 
-def time_comfyui(call: AttentionCall, fallback: Fallback, record: Recorder, warn: Callable[[str], None]) -> None:
+def time_comfyui(call: AttentionCall, fallback: Fallback, model_pass: ModelPass) -> None:
     """Record ComfyUI's time for a call that a backend is about to serve; the output is gone before that begins."""
     tensors = [container.tensor for container in call.containers]
     timer = start_timer(call.q.device)
@@ -64,8 +55,9 @@ def time_comfyui(call: AttentionCall, fallback: Fallback, record: Recorder, warn
         with memory.unrecorded():
             fallback()
         timer.stop()
-        record.add_comparison(call.form, timer)
+        model_pass.session.record.add_comparison(call.form, timer)
     except RuntimeError as error:  # such as too little memory: the backend may do with less
+        warn = model_pass.session.dispatcher.warn_once
         warn(f"ComfyUI's attention could not be timed for the report: {error_text(error)}")
     finally:
         for container, tensor in zip(call.containers, tensors, strict=True):

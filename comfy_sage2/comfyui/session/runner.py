@@ -103,7 +103,7 @@ def _by_plan(
     optional = NO_TENSORS
     if not (mask is None and flag is None and rotated_heads is None):
         optional = OptionalTensors(mask, None, flag, None, rotated_heads)
-    sparse = None if sparsity is None else sparsity.attend(call, plan, optional, site, model_pass, checks)
+    sparse = None if sparsity is None else sparsity.attend(call, plan, optional, site, model_pass)
     if sparse is not None:
         out, decision = call.output(sparse), replace(decision, skips=True)
     elif has_observer(call.q, call.k, call.v, mask):

@@ -189,7 +189,7 @@ class Session:
         """
         site, device = self._call_site(call, model_pass, options), call.q.device
         chosen, rotated_heads = self._chosen(call, site)
-        work = self._timed_work(call, chosen, plain)
+        work = self._timed_work(call, chosen, plain, model_pass)
         timer = self._start_timer(model_pass, device)
         decision = compute_slices(call, chosen, model_pass, feed, rotated_heads)
         if not decision.in_slices:
@@ -202,7 +202,7 @@ class Session:
         if timer is not NO_TIMER:
             timer.stop()
         model_pass.has_slices = True
-        self._note(decision, site, timer, work, model_pass, device)
+        self._note(decision, site, timer, work, model_pass)
         return True
 
     def attend(
@@ -216,7 +216,7 @@ class Session:
         device = call.q.device
         rotations = self.dispatcher.rotations
         chosen, rotated_heads = self._chosen(call, site)
-        work = self._timed_work(call, chosen, fallback)
+        work = self._timed_work(call, chosen, fallback, model_pass)
         timer = self._start_timer(model_pass, device)
         out, decision, broken = compute(call, chosen, site, model_pass, fallback, rotated_heads)
         if rotations is not None and rotated_heads is not None and not broken and decision.plan is chosen.plan:
@@ -236,9 +236,9 @@ class Session:
             by = decision.label if again else decision.by or guard.FULL_PRECISION
             is_finite = again or guard.is_finite(out)
             self.dispatcher.guard.downgrade(Downgrade(site, ", then ".join(broken), by, is_finite, in_precise=again))
-        self._note(decision, site, timer, work, model_pass, device)
+        self._note(decision, site, timer, work, model_pass)
         if self.measures_quality and decision.plan is not None:
-            quality.compare(call, out, site, model_pass, self.record, self.dispatcher.warn_once)
+            quality.compare(call, out, site, model_pass)
         return out
 
     def _chosen(self, call: AttentionCall, site: CallSite) -> tuple[Decision, torch.Tensor | None]:
@@ -246,18 +246,12 @@ class Session:
         return (chosen, None) if rotations is None else rotations.decided(chosen, site)
 
     def _note(
-        self,
-        decision: Decision,
-        site: CallSite,
-        timer: Timer,
-        work: Hashable | None,
-        model_pass: ModelPass,
-        device: torch.device,
+        self, decision: Decision, site: CallSite, timer: Timer, work: Hashable | None, model_pass: ModelPass
     ) -> None:
         if decision.plan is not None and self._follows_node:
             self._tell_earlier_nodes(model_pass)
         self.record.add(site.layer, site.step, decision, timer, work=work)
-        if len(model_pass.calls) == self._expected_calls and model_passes.can_read_back(device):
+        if len(model_pass.calls) == self._expected_calls:
             model_pass.copy_flag()
 
     def _tell_earlier_nodes(self, model_pass: ModelPass) -> None:
@@ -269,7 +263,9 @@ class Session:
                 session.record.layer_of(earlier_pass.count_too(model_pass))
             session = getattr(session.previous, "session", None)
 
-    def _timed_work(self, call: AttentionCall, chosen: Decision, fallback: Fallback) -> Hashable | None:
+    def _timed_work(
+        self, call: AttentionCall, chosen: Decision, fallback: Fallback, model_pass: ModelPass
+    ) -> Hashable | None:
         """The form of `call`, whose times are compared with those of others of this form; None without a report.
 
         ComfyUI's attention, `fallback`, is timed where it is wanted; what an earlier node takes is not its time.
@@ -278,7 +274,7 @@ class Session:
             return None
         may = chosen.plan is not None and self.previous is None
         if may and self.record.wants_comparison(call.form) and model_passes.can_read_back(call.q.device):
-            quality.time_comfyui(call, fallback, self.record, self.dispatcher.warn_once)
+            quality.time_comfyui(call, fallback, model_pass)
         return call.form
 
     def _start_timer(self, model_pass: ModelPass, device: torch.device) -> Timer:

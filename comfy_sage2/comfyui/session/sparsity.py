@@ -25,7 +25,6 @@ from ...text import error_text
 from ..adapter import memory, pass_options
 from ..adapter.attention_call import AttentionCall
 from . import model_passes
-from .guard import Guard
 from .model_passes import ModelPass
 
 log = logging.getLogger("comfy_sage2")
@@ -100,17 +99,12 @@ class BlockSparsity:
             self._varying.add(model_pass.changes)
 
     def attend(
-        self,
-        call: AttentionCall,
-        dense: CallPlan,
-        optional: OptionalTensors,
-        site: CallSite,
-        model_pass: ModelPass,
-        guard: Guard | None,
+        self, call: AttentionCall, dense: CallPlan, optional: OptionalTensors, site: CallSite, model_pass: ModelPass
     ) -> torch.Tensor | None:
         """The output of a call without some key blocks, in its layout; None: all. dense: its plan with all of them."""
         if not self._active or not site.is_self or not model_passes.can_read_back(call.q.device):
             return None
+        guard = model_pass.session.dispatcher.guard
         if guard is not None and site.layer in guard.downgraded:
             return None
         try:

@@ -18,6 +18,7 @@ import torch
 
 from ...options import AttentionOptions, check_choice, is_valid_scale
 from ...text import quoted
+from ..torch_attention import CallTensors
 from .serving import Result, attend
 from .varlen import attend_segments
 
@@ -61,16 +62,17 @@ def _function(name: str, mode: str, doc: str, **defaults: Any) -> Callable[..., 
 
     def function(*args: Any, **kwargs: Any) -> Result:
         given = _by_name(name, order, args, kwargs)
-        q, k, v = given.pop("q"), given.pop("k"), given.pop("v")
+        tensors = given.pop("q"), given.pop("k"), given.pop("v")
         own: dict[str, Any] = {**defaults}
         further: dict[str, Any] = {}
         for key, value in given.items():
             (own if key in names else further)[key] = value
         if further:
             own.update(_renamed(own, further))
-        attn_mask, layout, return_lse = own.pop("attn_mask", None), own.pop("tensor_layout"), own.pop("return_lse")
+        inputs = CallTensors(*tensors, own.pop("attn_mask", None))
+        layout, return_lse = own.pop("tensor_layout"), own.pop("return_lse")
         options, scale, dropout_p = _options(mode, layout, own, return_lse=return_lse)
-        return attend(q, k, v, attn_mask, options, scale, dropout_p)
+        return attend(inputs, options, scale, dropout_p)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc

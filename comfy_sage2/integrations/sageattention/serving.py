@@ -73,20 +73,11 @@ class CallCounts:
 calls = CallCounts()
 
 
-def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    options: AttentionOptions,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-) -> Result:
+def attend(inputs: CallTensors, options: AttentionOptions, scale: float | None, dropout_p: float) -> Result:
     """The output in q's layout, and with `options.return_lse` the LSE too; whatever torch can compute is computed.
 
     Args:
-        q, k, v: 4-D, or of any dimensions that torch takes in layout "BHND". Under autocast they are cast.
-        mask: None, or bool (True = attend) or additive float that broadcasts to (B, H, Nq, Nkv).
+        inputs: 4-D, or of any dimensions that torch takes in layout "BHND". Under autocast they are cast.
         scale: that of the options; or one that they cannot have and torch can.
         dropout_p: as of torch's function.
 
@@ -95,6 +86,7 @@ def attend(
         ValueError: tensors that are not 4-D in layout "BNHD".
         RuntimeError: derivatives in forward mode, as `comfy_sage2.attention` has none.
     """
+    q, k, v, mask = inputs
     require_tensors(q, k, v)
     require_mask(mask)
     refuse_tangents(q, k, v, mask)

@@ -72,14 +72,10 @@ ANYONE = Routing()
 class CallSignature(NamedTuple):
     """The key of the one cache of plans: calls of equal signatures are validated, decided and laid out once.
 
-    The properties are those of a valid call (`validation.check_call`); a constraint may look at all of them.
+    The properties are those of a valid call (`validation.check_call`); a constraint may look at all of them. Flags that
+    a call may set are no part of it: whether there is one changes nothing but an address.
 
-    Attributes:
-        options: the caller's, in which "auto" may still stand. In a plan's own signature nothing is left open.
-        routing: who may compute the call.
-        q, k, v: in the layout of the options.
-        attn_mask, block_mask, rotated_heads: as in `OptionalTensors`, None where the call has none. The flags that a
-            call may set are no part of it: whether there is one changes nothing but an address.
+    options: the caller's, in which "auto" may still stand. In a plan's own signature nothing is left open.
     """
 
     options: AttentionOptions

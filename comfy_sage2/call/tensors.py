@@ -31,18 +31,10 @@ def require_mask(attn_mask: object) -> None:
 
 
 class OptionalTensors(NamedTuple):
-    """What a call may have beside q, k and v; None is without.
+    """What a call may have beside q, k and v, as of `attention`; None is without.
 
-    Attributes:
-        attn_mask: 2-D to 4-D, broadcasting to (B, Hq, Nq, Nkv), bool (True = attend) or additive float.
-        block_mask: the lists of a `BlockMask`, of any values: entries that are not valid are left out, and nothing is
-            read out of bounds.
-        nonfinite: one int32 on q's device that becomes 1 when a value of the output is NaN or infinite and else stays
-            as it is, without a wait for the device.
-        invalid_blocks: one int32 on q's device that becomes 1 when an entry of `block_mask` is not valid and else stays
-            as it is, without a wait for the device.
-        rotated_heads: int32 (B, Hkv) on q's device, contiguous: 1 for each head that is rotated, else 0. Read with
-            rotate="given"; with "auto" the call writes to it what it chooses.
+    block_mask: the lists of a `BlockMask`, of any values: entries that are not valid are left out, and nothing is read
+        out of bounds. invalid_blocks: its `invalid`.
     """
 
     attn_mask: torch.Tensor | None = None

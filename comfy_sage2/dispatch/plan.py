@@ -34,14 +34,10 @@ MOST_PLANS = 1024
 
 
 class CallPlan:
-    """How calls of one signature are computed.
+    """How calls of one signature are computed, with options that leave nothing open.
 
-    Attributes:
-        signature: theirs, with options that leave nothing open; `options` are these.
-        backend: who computes them.
-        reason: why another attention replaces the mode that was asked for, or which faster one does not.
-        run, prequantize, begin_slices: as of `BoundCall`; tensors are of the signature, in the layout of its options.
-        run_reshaped: as of `BoundCall`; None where the backend has none.
+    reason: why another attention replaces the mode that was asked for, or which faster one does not.
+    run, prequantize, begin_slices: as of `BoundCall`; run_reshaped too, or None where the backend has none.
     """
 
     __slots__ = (

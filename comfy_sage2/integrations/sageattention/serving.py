@@ -76,15 +76,11 @@ calls = CallCounts()
 def attend(inputs: CallTensors, options: AttentionOptions, scale: float | None, dropout_p: float) -> Result:
     """The output in q's layout, and with `options.return_lse` the LSE too; whatever torch can compute is computed.
 
-    Args:
-        inputs: 4-D, or of any dimensions that torch takes in layout "BHND". Under autocast they are cast.
-        scale: that of the options; or one that they cannot have and torch can.
-        dropout_p: as of torch's function.
+    inputs: 4-D, or of any dimensions that torch takes in layout "BHND". Under autocast they are cast.
+    scale: that of the options; or one that they cannot have and torch can.
 
-    Raises:
-        TypeError: a mask that is no tensor, or one of integers, which could mean either.
-        ValueError: tensors that are not 4-D in layout "BNHD".
-        RuntimeError: derivatives in forward mode, as `comfy_sage2.attention` has none.
+    TypeError: a mask that is no tensor, or one of integers, which could mean either. ValueError: tensors that are not
+    4-D in layout "BNHD". RuntimeError: derivatives in forward mode.
     """
     q, k, v, mask = inputs
     require_tensors(q, k, v)

@@ -77,7 +77,7 @@ def _kernel(architecture: str) -> str:
 
 
 def _self_test_lines() -> Iterator[str]:
-    """Test each module that belongs to a GPU here, whatever is remembered of it."""
+    """Test each module that belongs to a GPU here."""
     for device in devices():
         for backend in KERNELS if device.type == "cuda" else ():
             is_for = torch.cuda.get_device_capability(device) in backend.capabilities

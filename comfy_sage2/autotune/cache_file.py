@@ -1,7 +1,7 @@
-"""Findings about this machine's GPUs, kept in one JSON file: their times, and which kernels passed their self-test.
+"""The times of this machine's GPUs, kept in one JSON file.
 
 The file is an object of values by key; a key names all that its value depends on, as one text. Whatever is wrong with
-the file, nothing is found in it, and whoever asked measures or tests again.
+the file, nothing is found in it, and the GPU is measured again.
 """
 
 from __future__ import annotations

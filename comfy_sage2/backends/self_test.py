@@ -1,8 +1,7 @@
 """The self-test of a kernel module at its first use on a GPU: a module that computes wrong results is not used.
 
-The test makes small calls with known results (`self_test_calls`), once a process. A pass is remembered in the user's
-cache file, for this GPU, driver and module. A module that failed is tested again by the next process. During the
-capture of a CUDA graph, or without memory, the test is postponed to the first call that allows it.
+The test makes small calls with known results (`self_test_calls`), once a process, in some 0.2 s. During the capture of
+a CUDA graph, or without memory, it is postponed to the first call that allows it.
 """
 
 from __future__ import annotations
@@ -15,18 +14,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..autotune.cache_file import user_cache_file
 from ..kernels import loader
 from ..options import AUTO, FLOAT_PV
-from ..system import machine
 from ..text import error_text
 from . import self_test_calls
 from .self_test_calls import Variant
 
 log = logging.getLogger("comfy_sage2")
-
-# Rises when what a module has to pass changes: the calls, their bounds, or how a module is called.
-CASES_VERSION = 7
 
 _lock = threading.RLock()
 _results: dict[tuple[str, int], TestResult] = {}
@@ -36,9 +30,7 @@ _postponed: set[tuple[str, int]] = set()
 
 @dataclass(frozen=True)
 class TestResult:
-    """Why a module must not be used on a GPU, or None; how many calls were compared, 0 in this process if it passed
-    earlier; and with their reasons formats of P and V that others replace.
-    """
+    """Why a module must not be used on a GPU, or None; and with reasons formats of P and V that others replace."""
 
     reason: str | None
     calls: int
@@ -49,8 +41,6 @@ class TestResult:
     def text(self) -> str:
         if self.reason is not None:
             return f"failed: {self.reason}"
-        if not self.calls:
-            return "passed earlier with this GPU, driver and module"
         failures = "".join(f"; without pv {pv}: {reason}" for pv, reason in self.failed.items())
         return f"passed: {self.calls} calls within their bounds in {1000 * self.seconds:.0f} ms{failures}"
 
@@ -64,7 +54,7 @@ def reason_against(architecture: str, index: int | None, variants: Sequence[Vari
     with _lock:
         if place not in _results:
             is_capturing = torch.cuda.is_current_stream_capturing()
-            result = None if is_capturing else _remembered(*place, variants) or _tested(*place, variants)
+            result = None if is_capturing else _tested(*place, variants)
             if result is None:
                 _postponed.add(place)
                 return None
@@ -88,7 +78,7 @@ def is_postponed(architecture: str, index: int | None) -> bool:
 
 
 def test_now(architecture: str, index: int, variants: Sequence[Variant]) -> TestResult:
-    """Test the module, whatever is remembered. RuntimeError while the GPU has no memory for it."""
+    """Test the module again. RuntimeError while the GPU has no memory for it."""
     with _lock:
         result = _tested(architecture, index, variants)
         if result is None:
@@ -101,27 +91,8 @@ def _device_index(index: int | None) -> int:
     return torch.cuda.current_device() if index is None else index
 
 
-def _key(architecture: str, index: int, variants: Sequence[Variant]) -> dict[str, str] | None:
-    """The key of a pass in the cache file. None if the driver does not tell its version: nothing is remembered then."""
-    gpu = machine.gpu_key(index)
-    if gpu is None:
-        return None
-    return {
-        "test": f"kernel module, cases {CASES_VERSION}",
-        **gpu,
-        "architecture": architecture,
-        "module": loader.fingerprint(architecture),
-        "variants": "; ".join(variant.text for variant in variants),
-    }
-
-
-def _remembered(architecture: str, index: int, variants: Sequence[Variant]) -> TestResult | None:
-    value = user_cache_file().get(_key(architecture, index, variants))
-    return TestResult(None, 0, 0.0) if value is not None and value.get("passed") is True else None
-
-
 def _tested(architecture: str, index: int, variants: Sequence[Variant]) -> TestResult | None:
-    """Run the test and remember a pass. None without the memory for it."""
+    """None without the memory for the test."""
     started = time.perf_counter()
     # Format of P and V -> its variants; None stands for the formats that no other can replace.
     by_format: dict[str | None, list[Variant]] = {}
@@ -141,7 +112,6 @@ def _tested(architecture: str, index: int, variants: Sequence[Variant]) -> TestR
         calls += result.calls
         if result.reason is not None:
             failed[pv] = result.reason
-    user_cache_file().put(_key(architecture, index, variants), {"passed": not failed})
     reasons = {}
     for pv, problem in failed.items():
         tested, consequence = "these kernels", "The pack does not use them here"

@@ -57,15 +57,6 @@ def devices() -> list[torch.device]:
     return [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
 
 
-def gpu_key(index: int) -> dict[str, str] | None:
-    """What a finding about GPU `index` depends on, by name; None if the driver does not tell its version."""
-    driver = loaded_driver()
-    if driver is None:
-        return None
-    properties = torch.cuda.get_device_properties(index)
-    return {"gpu": properties.name, "capability": f"{properties.major}.{properties.minor}", "driver": driver}
-
-
 def driver_cuda() -> tuple[int, int]:
     """The newest CUDA of the driver, such as (13, 0). OSError: it does not load; RuntimeError: it does not answer."""
     library = _driver_library("nvcuda.dll", "libcuda.so.1")

@@ -185,8 +185,9 @@ class Inputs:
 
 def _key(index: int) -> dict[str, str] | None:
     """What times hold for; None when the driver does not tell its version: then nothing is remembered."""
-    gpu = machine.gpu_key(index)
-    if gpu is None:
+    driver, gpu = machine.loaded_driver(), torch.cuda.get_device_properties(index)
+    if driver is None:
         return None
+    of_gpu = {"gpu": gpu.name, "capability": f"{gpu.major}.{gpu.minor}", "driver": driver}
     builds = candidates.builds(torch.cuda.get_device_capability(index))
-    return {"test": f"times, format {FORMAT_VERSION}", **gpu, "torch": torch.__version__, **builds}
+    return {"test": f"times, format {FORMAT_VERSION}", **of_gpu, "torch": torch.__version__, **builds}

@@ -7,17 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from comfy_sage2.autotune import cache_file
 from comfy_sage2.backends import self_test, self_test_calls
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import GIVEN
-from comfy_sage2.system import machine
 
 from .builds import backend, module_of
 
@@ -53,22 +50,6 @@ def test_results_keep_away_from_their_bounds(name: str, monkeypatch: pytest.Monk
         )
     chosen, device = backend(name), torch.device("cuda", torch.cuda.current_device())
     assert self_test_calls.run(loader.load(name), device, chosen.variants).reason is None
-
-
-@each_module
-def test_a_pass_is_remembered_for_this_gpu_and_driver(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    chosen = backend(name)
-    monkeypatch.setattr(cache_file, "user_cache", lambda: tmp_path)
-    monkeypatch.setattr(self_test, "_results", {})
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    assert machine.loaded_driver() in subprocess.check_output(command, text=True).split()
-    index = torch.cuda.current_device()
-    assert self_test.reason_against(name, index, chosen.variants) is None
-    self_test._results.clear()
-    monkeypatch.setattr(self_test_calls, "run", None)  # not called again
-    assert self_test.reason_against(name, index, chosen.variants) is None
 
 
 # In a process of its own: a module's images cannot be changed once they are loaded.

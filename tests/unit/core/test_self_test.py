@@ -1,10 +1,8 @@
-"""When a kernel module is tested, what is remembered of it, and what becomes of one that fails."""
+"""When a kernel module is tested, and what becomes of one that fails."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,14 +11,12 @@ import torch
 from declared_modules import declared_module
 from pretended_gpu import on_gpu
 
-from comfy_sage2.autotune import cache_file
 from comfy_sage2.backends import kernels, self_test, self_test_calls
 from comfy_sage2.backends.kernels import KernelBackend
 from comfy_sage2.backends.self_test_calls import Result, Variant
 from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.system import machine as machine_facts
 
 VARIANTS = (Variant("8b", "fp32"),)
 WRONG = "head_dim 64 (8b, FP32 accumulators): relative L1 1.9 from exact attention, at most 0.05 expected"
@@ -30,10 +26,7 @@ WRONG = "head_dim 64 (8b, FP32 accumulators): relative L1 1.9 from exact attenti
 class Machine:
     """GPUs, a driver and kernel modules that are not there; `restart` is a new process."""
 
-    folder: Path
     gpus: list[str] = field(default_factory=lambda: ["NVIDIA H200"])
-    driver: str | None = "580.65.06"
-    module: str = "a" * 64
     wrong: list[str] = field(default_factory=list)
     error: Exception | None = None
     capturing: bool = False
@@ -55,13 +48,10 @@ class Machine:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
-    machine = Machine(tmp_path)
-    monkeypatch.setattr(cache_file, "user_cache", lambda: machine.folder)
-    monkeypatch.setattr(machine_facts, "loaded_driver", lambda: machine.driver)
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
     monkeypatch.setattr(self_test_calls, "run", machine.run)
     monkeypatch.setattr(loader, "load", declared_module)
-    monkeypatch.setattr(loader, "fingerprint", lambda architecture: machine.module)
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: machine.current)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: machine.capturing)
@@ -79,19 +69,6 @@ def test_once_in_a_process_and_once_for_a_gpu(machine: Machine) -> None:
     assert machine.asked == [(0, VARIANTS)]
     machine.restart()
     assert machine.reason() is None
-    assert len(machine.asked) == 1
-
-
-@pytest.mark.parametrize("change", ["gpus", "driver", "module", "variants"])
-def test_another_gpu_driver_or_module_is_tested(machine: Machine, change: str) -> None:
-    machine.reason()
-    machine.restart()
-    variants: tuple[Variant, ...] = VARIANTS
-    if change == "variants":
-        variants += (Variant("4b", "fp32"),)
-    else:
-        setattr(machine, change, ["NVIDIA H100"] if change == "gpus" else "b" * 64)
-    assert machine.reason(variants=variants) is None
     assert len(machine.asked) == 2
 
 
@@ -213,27 +190,7 @@ def test_a_postponed_test_that_is_passed(machine: Machine, monkeypatch: pytest.M
     assert type(bound(monkeypatch)) is Bound  # from now on nothing is to be made up for
 
 
-def test_what_is_remembered_of_a_driver_that_does_not_tell_its_version(machine: Machine) -> None:
-    machine.driver = None
-    machine.reason()
-    machine.restart()
-    machine.reason()
-    assert len(machine.asked) == 2
-    assert not list(machine.folder.iterdir())
-
-
-@pytest.mark.parametrize("value", [{}, {"passed": False}, {"passed": 1}, {"passed": "true"}])
-def test_a_remembered_value_that_is_no_pass_is_tested_again(machine: Machine, value: dict[str, Any]) -> None:
-    machine.reason()
-    (path,) = machine.folder.rglob("*.json")
-    (key,) = json.loads(path.read_text())
-    path.write_text(json.dumps({key: value}))
-    machine.restart()
-    assert machine.reason() is None
-    assert len(machine.asked) == 2
-
-
-def test_a_test_by_hand_asks_whatever_is_remembered(machine: Machine) -> None:
+def test_a_test_by_hand_replaces_the_result(machine: Machine) -> None:
     assert machine.reason() is None
     assert self_test.test_now("sm90", 0, VARIANTS).text.startswith("passed: 6 calls within their bounds in ")
     machine.wrong = [WRONG]
@@ -262,5 +219,5 @@ def test_a_format_that_fails_is_replaced(machine: Machine, monkeypatch: pytest.M
     text = self_test.test_now("sm90", 0, variants).text
     assert text.startswith("passed: 6 calls") and "; without pv int8: [SA-113] " in text
     machine.restart()
-    assert machine.reason(variants=variants) is None and len(asked) == 6  # not remembered: the next process tests again
+    assert machine.reason(variants=variants) is None and len(asked) == 6
     assert not self_test.failed_formats("sm90", 1)

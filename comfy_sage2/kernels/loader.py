@@ -6,7 +6,6 @@ host wheel of the platform.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.machinery
 import importlib.util
 import logging
@@ -35,9 +34,6 @@ _outcomes: dict[str, ModuleType | str] = {}
 _ignored: dict[str, str] = {}
 # The wheels that a module was made of; none for an installed one.
 _wheels: dict[str, tuple[BundledWheel, ...]] = {}
-
-# The extension module; device images, packed or not; and what these say of themselves.
-_BINARY_SUFFIXES = {".so", ".pyd", ".cubin", ".xz", ".json"}
 
 
 def load(architecture: str) -> ModuleType:
@@ -201,19 +197,12 @@ def reason_unavailable(architecture: str) -> str | None:
 
 @cache
 def fingerprint(architecture: str) -> str:
-    """A SHA-256 that tells builds of a module apart: of the wheels' sums, or of an installed module's files."""
+    """Tells builds of a module apart: by the sums of its wheels, or when an installed one was written."""
     module = load(architecture)
-    sums = "".join(wheel.sha256 for wheel in bundled_wheels(architecture))
-    return hashlib.sha256(sums.encode()).hexdigest() if sums else _hash_of_files(module)
-
-
-def _hash_of_files(module: ModuleType) -> str:
-    """Hash the extension module and the device images, by name and content."""
-    digest = hashlib.sha256()
-    host = sys.modules.get("comfy_sage2_host")  # None where a build has both in one module
-    folders = [Path(package.__path__[0]) for package in (module, host) if package is not None]
-    files = (path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in _BINARY_SUFFIXES)
-    for path in files:
-        content = path.read_bytes()
-        digest.update(f"{path.name} {len(content)}\0".encode() + content)
-    return digest.hexdigest()
+    wheels = bundled_wheels(architecture)
+    if wheels:
+        return " ".join(wheel.sha256 for wheel in wheels)
+    packages = (module, sys.modules.get("comfy_sage2_host"))  # None where a build has both in one module
+    folders = [Path(package.__path__[0]) for package in packages if package is not None]
+    newest = max(path.stat().st_mtime_ns for folder in folders for path in folder.iterdir() if path.is_file())
+    return f"{describe(module)}, {newest}"

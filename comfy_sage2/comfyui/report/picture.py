@@ -8,6 +8,7 @@ errors of each layer and step below it. The report's text has everything else.
 from __future__ import annotations
 
 import math
+import textwrap
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -225,11 +226,12 @@ def _colors(shares: tuple[Share, ...]) -> dict[Decision, Color]:
     return colors
 
 
-def _message(title: str, text: str) -> Image.Image:
+def _message(title: str, explanation: str) -> Image.Image:
     image, canvas = _blank()
     top = MARGIN
-    for paragraph, size, color, most in ((title, TEXT + 8, WHITE, 3), (text, TEXT, GRAY, 7)):
-        for line in _wrapped(canvas, paragraph, size, most):
+    for paragraph, size, color, most in ((title, TEXT + 8, WHITE, 3), (explanation, TEXT, GRAY, 7)):
+        text = one_line(" ".join(paragraph[:_MOST_CHARACTERS].split()))
+        for line in textwrap.wrap(text, 1400 // size, max_lines=most, placeholder=" …"):  # characters, as wide as most
             _text(canvas, (MARGIN, top), line, size, _INNER, color)
             top += round(1.4 * size)
         top += TEXT // 2
@@ -279,15 +281,3 @@ def _text(
             text = text[: -max(len(text) // 16, 1)]
         text = f"{text.rstrip()}…"
     canvas.text(place, text, fill=color, font=_font(size))
-
-
-def _wrapped(canvas: ImageDraw.ImageDraw, text: str, size: int, most: int) -> list[str]:
-    """`text` broken at spaces into at most `most` lines; the last one holds the rest."""
-    lines: list[str] = []
-    for word in one_line(" ".join(text[:_MOST_CHARACTERS].split())).split():
-        longer = f"{lines[-1]} {word}" if lines else word
-        if lines and (len(lines) == most or canvas.textlength(longer, font=_font(size)) <= _INNER):
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return lines

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from itertools import groupby
 
 from ...integrations.sageattention.serving import calls as sage_calls
 from ...metrics import average
@@ -196,12 +197,8 @@ def _steps(summary: Summary) -> list[str]:
     served = sorted({step + 1 for (_, step), decision in summary.cells.items() if decision.backend is not None})
     if not served or len(served) == summary.steps:
         return []
-    runs: list[list[int]] = []
-    for step in served:
-        if runs and step == runs[-1][-1] + 1:
-            runs[-1].append(step)
-        else:
-            runs.append([step])
+    # Steps in a row differ from their places by the same number.
+    runs = [[step for _, step in run] for _, run in groupby(enumerate(served), lambda each: each[1] - each[0])]
     named = (str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
     steps = "step" if len(served) == 1 else "steps"
     return [f"Active in {steps} {', '.join(named)} of this sampler's {summary.steps}."]

@@ -51,16 +51,11 @@ def attend_segments(
         run = _operator if has_observer(q, k, v, starts_q, starts_k) else _run
         out: torch.Tensor = run(q, k, v, starts_q, starts_k, scale, *options.values())
         return out
-    parts = []
-    end = 0
+    out = q.masked_fill(torch.ones_like(q, dtype=torch.bool), 0.0)  # zeros that have a gradient, as torch's have
     for rows, call in _calls(q, k, v, starts_q, starts_k):
         count_torchs(reason)
-        out = exact_output(call, options, scale, dropout_p)
-        parts += [q.new_zeros(rows.start - end, *q.shape[1:]), out.flatten(0, 1)]
-        end = rows.stop
-    if not parts:  # zeros that know of their inputs, as torch's are
-        return exact_output(CallTensors(q[None], k[None, :0], v[None, :0], None), options, scale, dropout_p)[0]
-    return torch.cat([*parts, q.new_zeros(len(q) - end, *q.shape[1:])])
+        out[rows] = exact_output(call, options, scale, dropout_p).flatten(0, 1)
+    return out
 
 
 def _run(

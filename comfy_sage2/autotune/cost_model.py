@@ -248,17 +248,16 @@ class TunedChoices:
                 for (candidate, size), seconds in self.times.seconds.items()
                 if size == work and not candidate.smooth_v
             }
-            speeds = ", ".join(self._speed_in_words(*timed, work) for timed in seconds_of.items())
+            speeds = []
+            for candidate, seconds in seconds_of.items():
+                formats = {like.pv for like in self._candidates if like.mode == candidate.mode}
+                name = f"{candidate.words} ({candidate.pv.upper()})" if len(formats) > 1 else candidate.words
+                error = self.error(candidate, head_dim)
+                beside = "" if error is None else f" ({error:.3f})"
+                speeds.append(f"{name} {work.teraflops(seconds):.0f}{beside}")
             has_errors = any(self._errors(candidate, head_dim) for candidate in seconds_of)
             unit = "TFLOP/s (relative L2 error)" if has_errors else "TFLOP/s"
             fastest = min(seconds_of, key=seconds_of.__getitem__)
-            lines.append(
-                f"head_dim {head_dim}, {work.q_length} tokens, {unit}: {speeds}; the fastest is {fastest.words}"
-            )
+            calls = f"head_dim {head_dim}, {work.q_length} tokens, {unit}"
+            lines.append(f"{calls}: {', '.join(speeds)}; the fastest is {fastest.words}")
         return lines
-
-    def _speed_in_words(self, candidate: Candidate, seconds: float, work: Work) -> str:
-        error = self.error(candidate, work.head_dim)
-        formats = {like.pv for like in self._candidates if like.mode == candidate.mode}
-        name = f"{candidate.words} ({candidate.pv.upper()})" if len(formats) > 1 else candidate.words
-        return f"{name} {work.teraflops(seconds):.0f}" + ("" if error is None else f" ({error:.3f})")

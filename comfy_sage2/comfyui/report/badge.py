@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...backends.reference import ReferenceBackend
 from ...system import machine
 from ..node_status import GOOD, WARNING, Badge
-from ..session.record import Sampling, Summary
+from ..session.record import Sampling
 from ..session.session import Session
 from .verdict import LITTLE, compared_speed, largest, quantized_mode, sampling_ratio
 
@@ -23,8 +23,12 @@ def badge(session: Session) -> Badge:
         options = dispatcher.expected.options
         return Badge(_joined(dispatcher.settings.mode if options is None else options.mode, gpu))
     served = [share for share in summary.shares if share.decision.backend is not None]
+    if summary.shares and not served:
+        return Badge(f"unused: {summary.shares[0].decision.by or 'ComfyUI'} computed every call", WARNING)
     if not served:
-        return Badge(_why_unused(summary), WARNING)
+        return Badge(
+            "unused: no attention call reached it" if summary.passes else "stopped before the first step", WARNING
+        )
     decision = largest(summary, served).decision
     name = quantized_mode(decision) or decision.backend
     if decision.backend == ReferenceBackend.name:
@@ -36,12 +40,6 @@ def badge(session: Session) -> Badge:
     if ratio is None or abs(ratio - 1.0) < LITTLE:
         return Badge(text)
     return Badge(text, GOOD if ratio > 1.0 else WARNING)
-
-
-def _why_unused(summary: Summary) -> str:
-    if summary.shares:
-        return f"unused: {summary.shares[0].decision.by or 'ComfyUI'} computed every call"
-    return "unused: no attention call reached it" if summary.passes else "stopped before the first step"
 
 
 def _joined(*parts: str | None) -> str:

@@ -70,7 +70,12 @@ class Dispatcher:
             peers=_peers(settings),
             own_is_torchs=own_is_torchs,
         )
-        self.idle_reason = None if self._serves_without_kernels() else expected.reason
+        # Attentions of torch or of other packages, which are faster here, may compute what no kernel can.
+        asks = expected.reason is not None and settings.mode != "off" and self.routing.where_faster and own_is_torchs
+        without_kernels = (
+            asks and device is not None and serves_without_kernels(device, settings.mode, self.routing.peers)
+        )
+        self.idle_reason = None if without_kernels else expected.reason
         self._routing_of_declared = self.routing._replace(own_is_torchs=False)
         self._takes_exact = prefers_exact and is_first  # for calls in full precision, where that is faster
         self._options = {mode: settings.options(mode) for mode in (*MODES, AUTO, EXACT)}
@@ -128,7 +133,7 @@ class Dispatcher:
         mode = self.settings.mode
         if downgrade is not None and mode in (AUTO, *LESS_EXACT):
             mode = PRECISE
-        decision = self._decision(call, self._options[mode])
+        decision = self._planned(call, self._options[mode])
         if mode == AUTO and decision.plan is not None:
             self._auto_calls.setdefault(decision.plan.signature.head_dim, decision.plan.signature.dtype)
         return decision
@@ -141,7 +146,7 @@ class Dispatcher:
         """
         if decision.options is None or decision.options.mode not in LESS_EXACT:
             return None
-        precise = self._decision(call, self._options[PRECISE])
+        precise = self._planned(call, self._options[PRECISE])
         return precise if precise.options is not None and precise.options.mode == PRECISE else None
 
     def _in_full_precision(self, call: AttentionCall, reason: str) -> Decision:
@@ -171,11 +176,10 @@ class Dispatcher:
             return f"[SA-321] the model's file asks for {call.declared}, and respect_model_attention is on"
         return None
 
-    def _decision(self, call: AttentionCall, options: AttentionOptions) -> Decision:
-        """Who serves `call` with `options`, or what was measured to be faster, where the settings allow it."""
-        return self._planned(call, options, self.routing if call.declared is None else self._routing_of_declared)
-
-    def _planned(self, call: AttentionCall, options: AttentionOptions, routing: Routing) -> Decision:
+    def _planned(self, call: AttentionCall, options: AttentionOptions, routing: Routing | None = None) -> Decision:
+        """Who serves `call` with `options`, or what was measured to be faster, where the routing allows it."""
+        if routing is None:
+            routing = self.routing if call.declared is None else self._routing_of_declared
         try:
             signature = call.signature(replace(options, scale=call.scale, layout=call.layout), routing)
             if self.rotations is not None and options.mode != EXACT:
@@ -196,14 +200,6 @@ class Dispatcher:
         if text not in self._logged:
             self._logged.add(text)
             log.warning("SageAttention2: %s", text)
-
-    def _serves_without_kernels(self) -> bool:
-        """Whether attentions of torch or of other packages, which are faster here, compute calls that no kernel can."""
-        if self.expected.reason is None or self.device is None or self.settings.mode not in (AUTO, *MODES):
-            return False
-        if not (self.routing.where_faster and self.routing.own_is_torchs) or self.settings.backend != AUTO:
-            return False
-        return serves_without_kernels(self.device, self.settings.mode, self.routing.peers)
 
     def status(self) -> str:
         if self.expected.reason is not None:

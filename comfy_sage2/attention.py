@@ -165,8 +165,7 @@ def explain(
 ) -> dict[str, str | None]:
     """Which backends can run this call: name -> None if it can, else the reason, in order of preference.
 
-    Takes the arguments of `attention` that decide it and raises its errors for bad input; with `backend` only that one
-    is listed. `block_mask` is read, which waits for the device: an invalid entry is a ValueError that names it.
+    Raises the errors of `attention`; invalid entries of `block_mask`, which waits for the device, are a ValueError.
     """
     optional = OptionalTensors.of(attn_mask, block_mask, None, rotated_heads)
     signature = CallSignature.of(q, k, v, AttentionOptions.of(options, choices), optional)

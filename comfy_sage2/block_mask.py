@@ -65,8 +65,7 @@ class BlockMask:
     def from_dense(cls, mask: torch.Tensor, *, is_causal: bool = False) -> BlockMask:
         """The lists of a bool (B, Hq, Tq, Tk) mask, True = compute, on its device; no wait for the device.
 
-        Blocks go from the last to the first; kernels bring them into an order of their own. With `is_causal`, for calls
-        that have it, blocks above the diagonal are left out.
+        Blocks go from the last to the first. With `is_causal`, for such calls, those above the diagonal are left out.
         """
         _check_bool(mask)
         if mask.dim() != 4 or mask.numel() == 0:
@@ -206,11 +205,7 @@ def _read(lists: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 
 def _wrong(lists: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What is wrong with lists (B, Hq, Tq, 1 + Tk), on their device.
-
-    Bool: the counts out of range (B, Hq, Tq, 1); the entries that are no block, and those that an entry before them has
-    too, both (B, Hq, Tq, Tk).
-    """
+    """Bool: counts out of range (B, Hq, Tq, 1); entries that are no block, and such that come twice (B, Hq, Tq, Tk)."""
     entries, read, outside = _read(lists)
     count, blocks = lists[..., :1], entries.shape[3]
     # What is not read gets a number of its own each.

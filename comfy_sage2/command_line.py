@@ -24,10 +24,7 @@ def run(
     arguments: list[str],
     load: Callable[[str], ModuleType],
 ) -> int:
-    """Run one of `commands` and return its exit status.
-
-    commands: name -> (the module whose `main(arguments)` runs it, what it does). load: imports that module.
-    """
+    """Run one of `commands`, name -> (module with `main(arguments)`, words), which `load` imports; its status."""
     print_any_letters()
     width = max(map(len, commands))
     listed = "\n".join(f"  {name:<{width}} {text}" for name, (_, text) in commands.items())
@@ -57,10 +54,7 @@ def run(
 
 
 def print_any_letters() -> None:
-    """Have what the console's encoding lacks printed as an escape, instead of ending the program with an error.
-
-    A user's folder may hold any letters, and a pipe on Windows takes those of one code page.
-    """
+    """Escape what the console's encoding lacks, such as letters of a folder on Windows, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -12,10 +12,7 @@ _GOLDEN = 0.6180339887498949  # the fractions of its multiples fill a line evenl
 
 @dataclass(frozen=True)
 class Agreement:
-    """How close an output is to the exact one.
-
-    cosine: similarity, 1 is equal. relative_l1: sum |O - O'| / sum |O|. rmse: in the output's units.
-    """
+    """cosine: similarity, 1 is equal. relative_l1: sum |O - O'| / sum |O|. rmse: in the output's units."""
 
     cosine: float
     relative_l1: float
@@ -28,12 +25,10 @@ class Agreement:
 
 
 def compare(out: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The values of `Agreement` in the order of its fields, (3,) of `dtype` on the device; does not wait for it.
+    """The values of `Agreement`, (3,) on the device, without a wait. dtype: None is float64, or float32 on "mps".
 
-    Computed in `dtype`; None is float64, or float32 on a device that has no float64.
-
-    The tensors, of one shape, are each taken as one vector. Two vectors of zeros agree. Where only one of them is zero
-    the cosine is 0, and where only `exact` is the relative error is infinite.
+    The tensors, of one shape, are each one vector. Two vectors of zeros agree. Where only one of them is zero the
+    cosine is 0, and where only `exact` is the relative error is infinite.
     """
     if dtype is None:
         dtype = torch.float32 if out.device.type == "mps" else torch.float64
@@ -80,11 +75,7 @@ def exact_rows(
 ) -> torch.Tensor:
     """softmax(q k^T * scale + mask) v in float32 at some heads and rows of q, (B, heads, rows, D).
 
-    Args:
-        q: (B, Hq, Nq, D); k, v: (B, Hkv, Nkv, D).
-        rows: int64 indices on the device.
-        scale: softmax scale; None means 1/sqrt(D).
-        mask: None or 4-D, bool (True = attend) or additive float.
+    q: (B, Hq, Nq, D); k, v: (B, Hkv, Nkv, D). rows: int64 on the device. mask: 4-D, bool or additive float, or None.
     """
     if mask is not None:
         mask = mask if mask.shape[2] == 1 else mask.index_select(2, rows)

@@ -26,8 +26,7 @@ def is_valid_scale(scale: float | None) -> bool:
 def _option(default: Any, *, choices: Collection[str] = (), argument: str | None = None, per_call: bool = False) -> Any:
     """A field of AttentionOptions.
 
-    choices: the values of a str; for the kernels a dict, with the number that stands for each value, or None for one
-        that never reaches the kernels.
+    choices: of a str; for the kernels a dict with the number of each, or None for one that never reaches them.
     argument: the name in csrc/attention_call.h; None for what the kernels are not told.
     per_call: each call decides it, and not the user of a whole model.
     """

@@ -230,10 +230,7 @@ class TunedChoices:
         return min(timed, key=timed.__getitem__, default=None)
 
     def long_call(self, head_dim: int) -> Work:
-        """The timed call with the most pairs, which says most about the products.
-
-        That is self-attention of 4,096 tokens, in the usual order in memory and without a mask.
-        """
+        """The timed call with the most pairs, in usual order without a mask: it says most about the products."""
         works = [work for _, work in self.times.seconds if work.head_dim == head_dim]
         works = [work for work in works if work.kind == ORDINARY] or works
         return max(works, key=lambda work: work.pairs)

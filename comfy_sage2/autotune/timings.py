@@ -120,14 +120,8 @@ Errors = Mapping[tuple[Candidate, int], ErrorsOfKinds]  # the number is head_dim
 
 @dataclass(frozen=True)
 class Times:
-    """The times of a GPU.
-
-    Attributes:
-        seconds: the median ones of each call on the GPU.
-        noise: the relative standard deviation of one round.
-        errors: of the candidates that quantize.
-        host: seconds for which a call keeps the thread that makes it; those of all calls are about alike.
-        multiprocessors: of the GPU; 0 where that is not known.
+    """The times of a GPU: median seconds of calls, their relative noise in a round, errors of what quantizes, and the
+    seconds for which a call keeps the thread that makes it. multiprocessors: 0 where that is not known.
     """
 
     seconds: Mapping[tuple[Candidate, Work], float]

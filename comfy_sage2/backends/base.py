@@ -24,10 +24,7 @@ Constraint = Callable[[CallSignature], str | None]
 
 
 class Slices(ABC):
-    """A call whose q, k and v come one after another in slices of their tokens, so that they never exist as wholes.
-
-    K's mean, V's scale and which heads are rotated are those of the first slice, V's with head room.
-    """
+    """A call whose q, k and v come in slices of tokens; means, scales and rotated heads are those of the first."""
 
     @abstractmethod
     def add(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -49,10 +46,7 @@ class BoundCall(ABC):
 
     @property
     def scratch_bytes(self) -> tuple[int, int] | None:
-        """What a call takes at its peak beside q, k, v and the output: `run`, and one that begins by `prequantize`.
-
-        The latter may be less than nothing. None where that is not known.
-        """
+        """At the peak of `run`, and of a call that begins by `prequantize`, which may be below 0; None if not known."""
         return None
 
     @abstractmethod
@@ -70,10 +64,9 @@ class BoundCall(ABC):
     def run_reshaped(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors, out_shape: Sequence[int]
     ) -> torch.Tensor:
-        """As `run`, where `takes_reshaped` is True, for tensors of other shapes that lie in memory as the signature's.
+        """As `run` for tensors of other shapes that lie in memory as the signature's, and an output of `out_shape`.
 
         Views of the shapes of the signature take longer to make than all else that such a call does on the host.
-        out_shape: of the output, which has the same values in the same order. No LSE is returned.
         """
         raise NotImplementedError
 
@@ -92,8 +85,7 @@ class BoundCall(ABC):
     def begin_slices(self, optional: OptionalTensors) -> Slices | str:
         """Begin a call in slices, or why there can be none, in words for the user.
 
-        optional: with `nonfinite`, which is set too where a slice of V leaves the head room of the first. The result is
-            wrong then, and the call has to be made as a whole.
+        `nonfinite` is set too where a slice of V leaves the head room of the first: the call has to be made as a whole.
         """
         return NO_SLICES
 
@@ -163,10 +155,7 @@ class BoundTensors(BoundCall):
 
 
 def flag_nonfinite(out: torch.Tensor, nonfinite: torch.Tensor) -> None:
-    """Set the int32 `nonfinite` to 1 when `out` holds NaN or infinity; nobody waits for the device.
-
-    The largest magnitude is NaN or infinite exactly when some value is: a sum could overflow.
-    """
+    """Set the int32 `nonfinite` to 1 when the largest magnitude of `out` is NaN or infinite; a sum could overflow."""
     largest = torch.linalg.vector_norm(out, math.inf)
     nonfinite.bitwise_or_(largest.isfinite().logical_not())
 

@@ -83,10 +83,7 @@ class ExactCall(BoundCall):
     def _compute(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output (B, H, N, D), in the memory order of the layout, and LSE; of tensors of any shape: see `run_reshaped`.
-
-        Each view is one step, where one by its shape and one by its order would be two.
-        """
+        """Output (B, H, N, D) and LSE, of tensors of any shape (`run_reshaped`): each view is one step, not two."""
         are_readable = self._are_readable and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT == 0
         q_view, k_view, v_view = self._views
         q, k, v = q.as_strided(*q_view), k.as_strided(*k_view), v.as_strided(*v_view)

@@ -203,10 +203,7 @@ class KernelSlices(Slices):
 
 
 def cut_lse(lse: torch.Tensor, mask_dtype: torch.dtype) -> None:
-    """Give rows whose keys all have the lowest numbers of an additive mask the LSE that such a row has.
-
-    The kernels keep them at what float32 holds in units of log2. lse: (B, Hq, Nq) float32, written to.
-    """
+    """Give rows that attend to the lowest numbers of a mask alone their LSE: kernels cut it in units of log2."""
     cut = lse.le(_LOWEST_LSE).logical_and_(lse.ne(-torch.inf))
     lse.masked_fill_(cut, torch.finfo(mask_dtype).min)
 

@@ -27,10 +27,7 @@ _LEAST_SKIPPED_ON_HOPPER = {"8b": 0.08, "4b": 0.08, "precise": 0.15}
 
 
 class KernelBackend(Backend):
-    """The kernel module of one architecture: fp16, bf16 and fp32 tensors, any head_dim up to 256, masks, GQA, LSE.
-
-    They take block masks. Mode "precise" takes no fp32.
-    """
+    """The kernel module of one architecture, with block masks; mode "precise" takes no fp32."""
 
     accelerated = True
 

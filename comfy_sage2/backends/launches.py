@@ -75,10 +75,7 @@ class Launches:
         return self.whole.workspace_bytes - min(call.q.nbytes, let_go)  # the output is as large as q
 
     def with_workspace(self, q: torch.Tensor) -> tuple[Launches, torch.Tensor]:
-        """These launches and scratch memory on q's device, or those of smaller parts where it has no room for that.
-
-        torch.cuda.OutOfMemoryError without the memory for single heads.
-        """
+        """With scratch memory on q's device, in smaller parts where there is no room; OutOfMemoryError if for none."""
         if len(self.parts) == 1 or has_room(q.device, self.workspace_bytes) or self.smaller is None:
             try:
                 return self, q.new_empty(self.workspace_bytes, dtype=torch.uint8)

@@ -30,10 +30,7 @@ _OPTIONS = tuple(
 
 
 class Views(NamedTuple):
-    """How the tensors of a call lie in memory, as BHND; strides of a mask and a block mask are 0 where they broadcast.
-
-    mask: of batch, head, query and key. block_mask: of batch and head.
-    """
+    """How tensors lie in memory as BHND: strides, 0 where a mask or a block mask (batch, head) broadcasts."""
 
     q: Strides
     k: Strides

@@ -46,10 +46,7 @@ class TestResult:
 
 
 def reason_against(architecture: str, index: int | None, variants: Sequence[Variant]) -> str | None:
-    """Why the module of `architecture` must not be used on GPU `index` (None: the current one), or None.
-
-    Tests it with `variants` when this GPU is new; the answer is kept for the life of the process.
-    """
+    """Why a module must not be used on GPU `index` (None: the current one), or None; tests it once a process."""
     place = (architecture, _device_index(index))
     with _lock:
         if place not in _results:

@@ -139,10 +139,7 @@ class Result(NamedTuple):
 
 
 def run(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -> Result:
-    """Run every case in each of `variants` on `device`, and then compare. Mode "precise" takes no float32.
-
-    Raises what the module raises: ValueError for a call that it refuses, RuntimeError for a failure of the driver.
-    """
+    """Run every case in each of `variants`, and then compare. ValueError, RuntimeError: what the module raises."""
     with torch.inference_mode(), torch.autocast("cpu", enabled=False):
         generator = torch.Generator("cpu").manual_seed(_SEED)  # the random numbers of the process stay as they are
         rotates_as_given = getattr(module, "rotates_as_given", False)

@@ -12,10 +12,7 @@ NO_VALUES = "[SA-204] attn_mask must hold its values, and a {} may not: pass a p
 
 
 def overrides_torch(tensor: torch.Tensor) -> bool:
-    """Whether the class of `tensor` answers calls of torch's functions itself.
-
-    The memory of such a tensor may mean nothing, as that of torch's CausalBias does.
-    """
+    """Whether the class of `tensor` answers torch's functions itself, as CausalBias, whose memory means nothing."""
     if type(tensor) is torch.Tensor:
         return False
     own: Any = type(tensor).__torch_function__

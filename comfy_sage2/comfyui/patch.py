@@ -28,11 +28,10 @@ from .settings import Settings
 
 
 def patch_model(model: Any, settings: Settings, measuring: Progress = unseen) -> Any:
-    """A clone of `model` (ComfyUI's ModelPatcher) whose attention follows `settings`.
+    """A clone of `model` (ComfyUI's ModelPatcher) whose attention follows `settings`; its session says why it is idle.
 
-    The clone's session says whether it is idle and why. An idle clone has no override: sampling runs exactly as without
-    the node. It keeps the wrapper of the sampling, so that a model compiled with the override is compiled anew and the
-    report can say why nothing ran. measuring: called while the GPU's times are taken, which happens once.
+    An idle clone has no override: sampling runs exactly as without the node. It keeps the wrapper of the sampling, so
+    that a model compiled with the override is compiled anew. measuring: called while the GPU's times are taken.
     """
     device = model.load_device
     if settings.mode != "off":

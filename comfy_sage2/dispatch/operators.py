@@ -69,10 +69,9 @@ def run_by_the_compiler(function: Callable[..., Any]) -> None:
 
 
 def has_observer(*tensors: torch.Tensor | None) -> bool:
-    """Whether something has to see a call of these tensors as an operator.
+    """Whether the compiler, a trace, autograd, functorch, a dispatch mode or a tensor's class has to see an operator.
 
-    That is the compiler, a trace, autograd, functorch, a dispatch mode or the class of a tensor. What is no tensor does
-    not count: the call is refused all the same.
+    What is no tensor does not count: the call is refused all the same.
     """
     if _is_compiling() or _len_dispatch_stack() or _tracing_state() is not None or _functorch_stack() is not None:
         return True

@@ -176,10 +176,9 @@ def _faster_exact(signature: CallSignature, chosen: Backend, choices: TunedChoic
 
 
 def _without_kernels(signature: CallSignature, refused: Refusal, choices: TunedChoices) -> CallPlan | Refusal:
-    """The plan of calls that no kernel takes; `refused` says why.
+    """The plan of calls that no kernel takes by the fastest exact attention, or a package exact enough for the mode.
 
-    The fastest exact attention computes them, or another package's that is exact enough for the mode, where it was
-    measured to be faster than ComfyUI's own. Else the plan is `refused`.
+    Where none was measured to be faster than ComfyUI's own it is `refused`.
     """
     routing, work, own = signature.routing, Work.of(signature), Candidate(PLAIN)
     if not (routing.where_faster and routing.own_is_torchs) or routing.backend is not None or work is None:
@@ -206,10 +205,7 @@ def _without_kernels(signature: CallSignature, refused: Refusal, choices: TunedC
 
 
 def serves_without_kernels(device: torch.device, mode: str, peers: str) -> bool:
-    """Whether some calls that were timed on `device` are computed faster than by ComfyUI's own attention.
-
-    That is where no kernel runs, in a mode of `MODES` or "auto", and with this rule for other packages' attentions.
-    """
+    """Whether attentions other than kernels compute some calls that were timed faster than ComfyUI's own."""
     choices = choices_of(device)
     return any(
         choices.is_faster(candidate, Candidate(PLAIN), work)
@@ -219,10 +215,7 @@ def serves_without_kernels(device: torch.device, mode: str, peers: str) -> bool:
 
 
 def _in_place_of_kernels(choices: TunedChoices, mode: str, peers: str, head_dim: int) -> list[Candidate]:
-    """What may compute a mode's calls where no kernel runs: exact attentions, and packages that are exact enough.
-
-    The slow reference, which computes what the kernels would, tells how exact the mode is.
-    """
+    """Exact attentions, and packages as exact as the mode, whose errors the slow reference has, may compute it."""
     if peers not in (NO_LESS_EXACT, ANY):
         return choices.exact
     rival = Candidate(REFERENCE, "8b" if mode == AUTO else mode)
@@ -231,10 +224,9 @@ def _in_place_of_kernels(choices: TunedChoices, mode: str, peers: str, head_dim:
 
 
 def _beside_peers(signature: CallSignature, chosen: Backend, planned: CallPlan, choices: TunedChoices) -> CallPlan:
-    """`planned`, or the plan of the fastest attention of another package where `signature` allows it.
+    """`planned`, or the plan of another package's faster attention where `signature` allows it; else a reason names it.
 
-    chosen: the backend of the mode, against whose error that of the other is held. The reason of the plan names a
-    faster one that is not taken.
+    chosen: the backend of the mode, against whose error that of the other is held.
     """
     work, rule = Work.of(signature), signature.routing.peers
     if rule == IGNORED or work is None:

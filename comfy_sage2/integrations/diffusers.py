@@ -271,10 +271,9 @@ class _TracedAttention:
 
 
 def _traced(name: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the compiler traces for a module's forward.
+    """What the compiler traces for a module's forward: it follows the change of torch's module without making it.
 
-    The compiler follows the change of torch's module without making it: what is left of it in the end is nothing. It
-    cannot trace a TorchFunctionMode around methods of tensors that are written in Python, such as unflatten.
+    It cannot trace a TorchFunctionMode around methods of tensors that are written in Python, such as unflatten.
     """
     torchs = F.scaled_dot_product_attention
     attention = _TracedAttention(name, torchs)

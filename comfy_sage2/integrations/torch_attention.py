@@ -76,8 +76,7 @@ def is_special(tensor: torch.Tensor) -> bool:
 def fitted(inputs: CallTensors, dropout_p: float, layout: str = "BHND") -> CallTensors | str:
     """The call in the form that a plan is made for, or why torch has to compute it.
 
-    That form has q, k and v of shape (B, H, N, D), or of `layout` as they were. Of fewer dimensions than 4 (N, D) is
-    one head, and (H, N, D) one batch; of more, all before the heads are batches.
+    That is (B, H, N, D), or `layout` as it was: (N, D) is one head, (H, N, D) one batch; all before heads are batches.
     """
     reason = reason_for_torch(inputs, dropout_p)
     if reason is not None:

@@ -120,10 +120,9 @@ def read_images(wheel: BundledWheel) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def read_host(wheel: BundledWheel) -> tuple[str, bytes]:
-    """The file name and the bytes of a wheel's host module for this Python.
+    """Name and bytes of a wheel's host module for this Python, or KernelUnavailable.
 
-    The modules of all CPythons are one archive; modules.json has the bytes of each, in their order. KernelUnavailable
-    when the wheel was changed, or has no such module.
+    The modules of all CPythons are one archive; modules.json has the bytes of each, in their order.
     """
     own = {f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES}
     with _files(wheel) as files:

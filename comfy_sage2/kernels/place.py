@@ -19,10 +19,7 @@ _PAUSES = (0.05, 0.1, 0.2) if sys.platform == "win32" else ()
 
 
 def cache_folders() -> tuple[Path, ...]:
-    """Where unpacked files may lie, the preferred folder first: the pack's own and the user's cache.
-
-    Windows cannot delete a module that is loaded, so there the pack's folder, which updates and uninstalls, comes last.
-    """
+    """The pack's own folder and the user's cache; on Windows, which deletes no loaded module, the cache first."""
     own = Path(__file__).resolve().parent / "_unpacked"
     cache = user_cache()
     if cache is None:

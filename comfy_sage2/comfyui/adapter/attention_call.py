@@ -172,10 +172,7 @@ class AttentionCall:
         return "BHND" if self.skip_output_reshape else "BNHD"
 
     def tensors(self, layout: str | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k, v in `layout` (None: the call's own); ValueError when their sizes do not fit `heads`.
-
-        They are views; copies where the channels have a stride, which no kernel reads.
-        """
+        """q, k, v as views in `layout` (None: the call's own), or copies; ValueError if sizes do not fit `heads`."""
         views = self._views
         if views is None:
             q, k, v = (self.q, self.k, self.v) if self.skip_reshape else self._split_heads()
@@ -199,10 +196,7 @@ class AttentionCall:
         return q, _heads_of("k", self.k, head_dim), _heads_of("v", self.v, head_dim)
 
     def mask_4d(self) -> torch.Tensor | None:
-        """The mask with batch and head dimensions added as ComfyUI does: (…) -> (B | 1, H | 1, Nq | 1, Nkv | 1).
-
-        A mask of another rank than ComfyUI's comes back as it is, for the attention API to refuse.
-        """
+        """The mask with batch and head dimensions as ComfyUI adds them; of another rank as it is, to be refused."""
         if self.mask is None or self.mask.ndim not in (2, 3):
             return self.mask
         return self.mask[None, None] if self.mask.ndim == 2 else self.mask[:, None]
@@ -225,8 +219,7 @@ class AttentionCall:
 class CallForm:
     """What calls of equal arguments have in common, whatever the values in their tensors. Compared by identity.
 
-    is_repeatable: calls of the same arguments have the same form. Those of tensors of other classes than torch's own,
-        and of arguments that cannot be compared, have one each.
+    is_repeatable: False of unusual classes of tensors and of arguments that cannot be compared: one form each.
     is_dense: the channels of q, k and v lie together, so that nothing has to be copied.
     """
 
@@ -304,10 +297,7 @@ ARGUMENTS = tuple(
 
 
 def comfyui_attention(name: str = "optimized_attention") -> Callable[..., torch.Tensor]:
-    """The attention function `name` of ComfyUI, or the one it chose at start when it has none of that name.
-
-    Called with `_inside_attn_wrapper` it does not look for an override again.
-    """
+    """ComfyUI's attention function `name`, or the one it chose at start; with INSIDE it asks no override."""
     from comfy.ldm.modules import attention
 
     function: Callable[..., torch.Tensor] = getattr(attention, name, attention.optimized_attention)

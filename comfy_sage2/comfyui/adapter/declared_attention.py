@@ -73,10 +73,7 @@ def _asking_function() -> CodeType | None:
 
 @dataclass(frozen=True)
 class DeclaredLayers:
-    """What a model's file asks for, over all its attention modules: label -> modules that ask for it.
-
-    `served` where this device has it; `missing` where not, and ComfyUI's own attention takes its place.
-    """
+    """By label, how many modules ask for an attention: `served` here, or `missing` on this device."""
 
     served: Mapping[str, int]
     missing: Mapping[str, int]

@@ -15,10 +15,7 @@ _CROSS = ("cross", "attn2")
 
 
 def prompts_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a pass is made for: its prompts, by ComfyUI's numbers for them, each with the context window it is in.
-
-    In the order of the batch; empty where a pack's sampler does not tell.
-    """
+    """The prompts of a batch, each with its context window, by ComfyUI's numbers; empty where nobody tells."""
     window = getattr(options.get("context_window"), "index_list", None)
     uuids = options.get("uuids")
     if not isinstance(uuids, (list, tuple)):
@@ -30,10 +27,8 @@ def changes_of(model: object, options: Mapping[str, Any], inputs: Mapping[str, o
     """What makes `model` (ComfyUI's BaseModel) another one for the pass that begins, and its strength in this step.
 
     A prompt's own LoRA is a hook: ComfyUI changes the model's weights between passes, and by keyframes between steps.
-    Guidance nodes make further passes of a prompt with other options, or without some of the model's inputs.
-
-    options: ComfyUI's `transformer_options`. Of switches, texts and sets the values matter; of others, which may count
-    the steps, only that they are there.
+    Guidance nodes make further passes with other `transformer_options`, or without some of the model's inputs. Of
+    switches, texts and sets the values matter; of others, which may count the steps, only that they are there.
     """
     applied = getattr(getattr(model, "current_patcher", None), "current_hooks", None)
     hooks = {(hook.hook_ref, float(hook.strength)) for hook in ([] if applied is None else applied.hooks)}

@@ -42,10 +42,7 @@ class TokenKinds:
         return cls(beside=sum(tensor.shape[1] for tensor in embeddings))
 
     def beside_picture(self, length: int) -> tuple[TokenRange, ...]:
-        """The tokens that are no part of the picture, of a call with `length` of them.
-
-        A joint sequence has them before the picture's or behind: both ends count, as models do not tell.
-        """
+        """The tokens beside the picture's, of `length`: of a joint sequence both ends, as models do not tell."""
         if self.packed_length == length:
             return self.packed_beside
         if self.beside == 0:

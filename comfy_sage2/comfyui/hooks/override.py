@@ -18,10 +18,7 @@ class HandedBack(Exception):
 
 
 def make_override(session: Session) -> Override:
-    """An override for `session`.
-
-    It is a closure: older versions of ComfyUI deep-copy model options, and a copied object would lose its record.
-    """
+    """A closure: older versions of ComfyUI deep-copy model options, and a copied object would lose its record."""
     slot, previous = session.slot, session.previous
 
     def override(func: Override, *args: Any, **kwargs: Any) -> torch.Tensor:

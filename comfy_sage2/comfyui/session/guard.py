@@ -68,11 +68,8 @@ class Downgrade:
 class Guard:
     """The downgraded layers of one sampling; several threads may report to it.
 
-    Attributes:
-        repeated: the steps of the passes that were made twice.
-        still_broken: those of them whose second result was not finite either.
-        trusts_repeats: False once a repeated pass came out broken although each of its calls was looked at: something
-            else in the model answers from what it kept, so no pass of this sampling is repeated any more.
+    repeated: the steps of the passes that were made twice; still_broken: those whose second result was broken too.
+    trusts_repeats: False from then on, as something else in the model answers from what it kept.
     """
 
     def __init__(self) -> None:

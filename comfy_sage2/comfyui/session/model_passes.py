@@ -166,10 +166,7 @@ class ModelPass:
         return any(self.flag.values())
 
     def keep(self, agreement: torch.Tensor) -> torch.Tensor:
-        """The values of `agreement`, (3,), where they may outlive the model's blocks.
-
-        That is the CPU, at the price of a wait, for a call on another device than the pass or beyond `agreements`.
-        """
+        """The values of `agreement`, (3,), that outlive the model's blocks: in `agreements`, else on the CPU."""
         kept = self.agreements
         if kept is None or kept.device != agreement.device or self._kept == len(kept):
             return agreement.cpu()

@@ -88,10 +88,7 @@ class Recorder:
         return number
 
     def times_step(self, step: int) -> bool:
-        """Whether the calls of `step` are timed: of a long sampling two steps in a row of several, of a short one all.
-
-        Two, as sparse calls choose their blocks in every second step, which takes longer.
-        """
+        """Of a long sampling two steps in a row of several: sparse calls choose their blocks in every second one."""
         return self.times_calls and step % (2 * self._timed_every) < 2
 
     def add(self, layer: int, step: int, decision: Decision, timer: Timer, *, work: Hashable | None = None) -> None:

@@ -30,9 +30,8 @@ def compute(
 ) -> tuple[torch.Tensor, Decision, Sequence[str]]:
     """The output of `call` as the caller expects it, who computed it, and who gave values that are not finite.
 
-    It is computed as `decision` says; by `fallback` when no backend is to, or it fails, or the guard objects. Where
-    the guard objects a more exact mode is tried before, with all key blocks. rotated_heads: of `OptionalTensors`, for
-    the plan of `decision`.
+    It is computed as `decision` says, with its `rotated_heads`; then in a more exact mode with all key blocks where the
+    guard objects; by `fallback` when no backend is to, or it fails, or that is not finite either.
     """
     broken: list[str] = []
     dispatcher = model_pass.session.dispatcher
@@ -63,10 +62,7 @@ def compute_slices(
     feed: Callable[[Slices], None],
     rotated_heads: torch.Tensor | None,
 ) -> Decision:
-    """Compute a call whose q, k and v come in slices; how it was made, without a plan and why where it was not.
-
-    call: of the form of the whole, without values. feed: gives a backend the slices, and takes its output.
-    """
+    """How a call was made whose q, k and v `feed` gives in slices; without a plan and why where it was not."""
     plan, flag = decision.plan, model_pass.nonfinite_flag(call.q.device)
     if plan is None or flag is None:
         return decision

@@ -103,10 +103,7 @@ class Session:
 
     @property
     def leaves_to_declared(self) -> bool:
-        """Whether calls that this node leaves take the attention that the model's file asks for.
-
-        An override before this one has replaced it, as in ComfyUI without this node. Compiled code hides it.
-        """
+        """Whether calls that this node leaves take what the file asks for: no earlier override, no compiled code."""
         is_first = self.previous is None and not self.compiled
         return bool(self.declared.served) and is_first
 
@@ -183,9 +180,9 @@ class Session:
         options: Mapping[str, Any],
         key: Hashable,
     ) -> bool:
-        """Whether a call was computed whose q, k and v came in slices; else it is made as a whole, and counts then.
+        """Whether a call came in slices and was computed; else it is made as a whole, and counts then.
 
-        call, feed: as of `compute_slices`. plain: does what `feed` does by ComfyUI's attention, the projections too.
+        feed: as of `compute_slices`; plain does the same by ComfyUI's attention, with the projections.
         """
         site, device = self._call_site(call, model_pass, options), call.q.device
         chosen, rotated_heads = self._chosen(call, site)
@@ -266,10 +263,7 @@ class Session:
     def _timed_work(
         self, call: AttentionCall, chosen: Decision, fallback: Fallback, model_pass: ModelPass
     ) -> Hashable | None:
-        """The form of `call`, whose times are compared with those of others of this form; None without a report.
-
-        ComfyUI's attention, `fallback`, is timed where it is wanted; what an earlier node takes is not its time.
-        """
+        """The form of a call that is timed; ComfyUI's attention, if `fallback` is that, is timed on some."""
         if not self.record.times_calls:
             return None
         may = chosen.plan is not None and self.previous is None

@@ -60,11 +60,7 @@ class LayerSparsity:
 
 
 class BlockSparsity:
-    """The blocks of the sampling that runs or ran last; several threads may call.
-
-    Blocks are kept for one sampling and no longer: another model, LoRA, seed or sampler is another sampling. In it they
-    serve the prompts and context windows that they were chosen for, with the same changes to the model.
-    """
+    """The blocks of the sampling that runs or ran last, for its prompts, windows and model changes."""
 
     def __init__(self, level: str, dense_share: float) -> None:
         """level: of `levels.LEVELS`. dense_share: of the sampling steps, the first ones that compute all blocks."""

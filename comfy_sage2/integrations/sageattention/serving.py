@@ -137,10 +137,7 @@ def exact_output(inputs: CallTensors, options: AttentionOptions, scale: float | 
 def _without_causal_bias(
     bias: Any, options: AttentionOptions, device: torch.device
 ) -> tuple[torch.Tensor | None, AttentionOptions]:
-    """What stands for a torch.nn.attention.bias.CausalBias, whose memory holds nothing: is_causal, or a mask.
-
-    Its class knows torch's attention by the place where `sageattn` may stand now.
-    """
+    """is_causal, or a mask, for torch's CausalBias, whose memory holds nothing and whose class would call us."""
     if options.is_causal:
         raise ValueError("[SA-204] is_causal must be False with a CausalBias as attn_mask, which says it already")
     if bias.variant.name == "UPPER_LEFT" or bias.seq_len_q == bias.seq_len_kv:

@@ -56,36 +56,19 @@ DENSE = requires(
     lambda call: call.block_mask is None,
     "[SA-212] only the kernels and the slow reference take block masks: leave out `block_mask` here",
 )
-
-
-# The requirements of single attentions; `who` is the attention's name for the user.
-
-
-def no_mask(who: str) -> Constraint:
-    return requires(lambda call: call.attn_mask is None, f"[SA-206] {who} takes no mask")
-
-
-def square_if_causal(who: str) -> Constraint:
-    return requires(
-        lambda call: not call.options.is_causal or call.q_length == call.kv_length,
-        f"[SA-206] {who} takes is_causal only with as many keys as queries, got {{call.q_length}} and "
-        "{call.kv_length}",
-    )
-
-
-def in_16_bits(who: str) -> Constraint:
-    return requires(
-        lambda call: call.dtype in (torch.float16, torch.bfloat16),
-        f"[SA-206] {who} takes float16 or bfloat16, got {{call.dtype}}",
-    )
-
-
-def equal_heads(who: str) -> Constraint:
-    return requires(
-        lambda call: call.q_heads == call.kv_heads,
-        f"[SA-206] {who} takes q and k of equally many heads, got {{call.q_heads}} and {{call.kv_heads}}",
-    )
-
+NO_MASK = requires(lambda call: call.attn_mask is None, "[SA-206] it takes no mask")
+SQUARE_IF_CAUSAL = requires(
+    lambda call: not call.options.is_causal or call.q_length == call.kv_length,
+    "[SA-206] it takes is_causal only with as many keys as queries, got {call.q_length} and {call.kv_length}",
+)
+IN_16_BITS = requires(
+    lambda call: call.dtype in (torch.float16, torch.bfloat16),
+    "[SA-206] it takes float16 or bfloat16, got {call.dtype}",
+)
+EQUAL_HEADS = requires(
+    lambda call: call.q_heads == call.kv_heads,
+    "[SA-206] it takes q and k of equally many heads, got {call.q_heads} and {call.kv_heads}",
+)
 
 # Why a GPU has no kernels here and what to use on it, by compute capability or its major number; the first and the last
 # of these numbers stand for those beyond them too.

@@ -21,7 +21,6 @@ from . import constraints as rules
 from .base import Backend, BoundCall, Constraint, Result, empty_output, flag_nonfinite
 from .readable import ALIGNMENT, is_readable, readable
 
-_CUDNN, _FLASH, _EFFICIENT = "cuDNN's attention", "torch's flash attention", "torch's memory-efficient attention"
 _BIAS_MULTIPLE = 16  # elements: a row of a mask begins at a multiple of them
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -189,26 +188,20 @@ EXACT_ATTENTIONS = (
         _cudnn,
         _cudnn_availability,
         _AMPERE,
-        rules.in_16_bits(_CUDNN),
+        rules.IN_16_BITS,
         rules.requires(
             lambda call: call.head_dim <= 128,
-            f"[SA-206] {_CUDNN} takes a head_dim of at most 128, got {{call.head_dim}}",
+            "[SA-206] it takes a head_dim of at most 128, got {call.head_dim}",
         ),
         rules.requires(  # cuDNN has no graph for a single one
             lambda call: min(call.q_length, call.kv_length) > 1,
-            f"[SA-206] {_CUDNN} needs more than one query and key",
+            "[SA-206] it needs more than one query and key",
         ),
-        rules.equal_heads(_CUDNN),
-        rules.square_if_causal(_CUDNN),
+        rules.EQUAL_HEADS,
+        rules.SQUARE_IF_CAUSAL,
     ),
     ExactAttention(
-        "torch-flash",
-        _flash,
-        _flash_availability,
-        _AMPERE,
-        rules.in_16_bits(_FLASH),
-        rules.no_mask(_FLASH),
-        rules.square_if_causal(_FLASH),
+        "torch-flash", _flash, _flash_availability, _AMPERE, rules.IN_16_BITS, rules.NO_MASK, rules.SQUARE_IF_CAUSAL
     ),
-    ExactAttention("torch-efficient", _efficient, lambda: None, _AMPERE, rules.equal_heads(_EFFICIENT)),
+    ExactAttention("torch-efficient", _efficient, lambda: None, _AMPERE, rules.EQUAL_HEADS),
 )

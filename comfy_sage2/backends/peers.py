@@ -29,7 +29,6 @@ from .exact import closed_rows
 log = logging.getLogger("comfy_sage2")
 
 _OURS = Path(__file__).resolve().parents[1]  # its module of the name `sageattention` is no peer
-_KITCHEN, _SAGE = "comfy-kitchen's INT8 attention", "SageAttention"
 _OUR_VERSION = "+comfy.sage2"  # ends the version of that module
 
 # Takes q, k, v, the mask (4-D or None) and the call's signature. Another package's functions are not typed.
@@ -201,12 +200,11 @@ PEERS = (
         "comfy-kitchen",
         _kitchen,
         rules.capability_from(7, 5),
-        rules.in_16_bits(_KITCHEN),
+        rules.IN_16_BITS,
         rules.option_is("is_causal", False),
         rules.requires(
             lambda call: call.mask_shape is None or call.mask_shape[1:3] == (1, 1),
-            f"[SA-206] {_KITCHEN} was not timed with masks that differ between heads or queries, so it does not "
-            "compute this call",
+            "[SA-206] it was not timed with masks that differ between heads or queries",
         ),
     ),
     Peer(
@@ -214,17 +212,17 @@ PEERS = (
         "sageattention",
         _sage_attention,
         rules.capability_from(8, 0),
-        rules.in_16_bits(_SAGE),
+        rules.IN_16_BITS,
         rules.requires(
             lambda call: call.head_dim in (64, 128),
-            f"[SA-206] {_SAGE} takes head_dim 64 or 128, got {{call.head_dim}}",
+            "[SA-206] it takes head_dim 64 or 128, got {call.head_dim}",
         ),
         rules.requires(  # version 1 counts the keys that are missing in the last block of 64, with a score of 0
             lambda call: call.kv_length % 64 == 0 or not _sage_is_version_1(),
-            f"[SA-206] {_SAGE} 1 takes a number of keys that is a multiple of 64, got {{call.kv_length}}",
+            "[SA-206] its version 1 takes a multiple of 64 keys, got {call.kv_length}",
         ),
-        rules.no_mask(_SAGE),
-        rules.equal_heads(_SAGE),
-        rules.square_if_causal(_SAGE),
+        rules.NO_MASK,
+        rules.EQUAL_HEADS,
+        rules.SQUARE_IF_CAUSAL,
     ),
 )

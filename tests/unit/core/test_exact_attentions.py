@@ -57,7 +57,7 @@ def test_an_ordinary_call_is_refused_by_none() -> None:
         ({"device": torch.device("cpu")}, NAMES, "the kernels need an NVIDIA GPU"),
         ({"has_block_mask": True}, NAMES, "[SA-212] only the kernels and the slow reference take block masks"),
         ({"capability": (7, 5)}, NAMES, "compute capability 8.0 or higher is needed here, got 7.5"),
-        ({"dtype": torch.float32}, NAMES[:2], "attention takes float16 or bfloat16, got torch.float32"),
+        ({"dtype": torch.float32}, NAMES[:2], "it takes float16 or bfloat16, got torch.float32"),
         ({"head_dim": 160}, NAMES[:1], "takes a head_dim of at most 128, got 160"),
         ({"lengths": (1, 64)}, NAMES[:1], "more than one query and key"),
         ({"lengths": (64, 80), "is_causal": True}, NAMES[:2], "as many keys as queries, got 64 and 80"),

@@ -35,10 +35,8 @@ class CostModel(NamedTuple):
 
     These are the launch, the two products, and what touches each row of q, or of k and v, once, as quantization does.
 
-    Attributes:
-        parts: seconds of a launch, of a pair of a query and a key, of a query, of a key.
-        tiles: of how many queries one multiprocessor computes a tile, and how many multiprocessors there are: the last
-            tiles of a call leave some idle, whose pairs count as if they were computed. None counts them as they are.
+    parts: seconds of a launch, of a pair of a query and a key, of a query, of a key.
+    tiles: the last tiles of a call leave some multiprocessors idle, whose pairs count as if they were computed.
     """
 
     parts: Sequence[float]

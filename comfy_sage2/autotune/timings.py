@@ -120,8 +120,8 @@ Errors = Mapping[tuple[Candidate, int], ErrorsOfKinds]  # the number is head_dim
 
 @dataclass(frozen=True)
 class Times:
-    """The times of a GPU: median seconds of calls, their relative noise in a round, errors of what quantizes, and the
-    seconds for which a call keeps the thread that makes it. multiprocessors: 0 where that is not known.
+    """The times of a GPU: median seconds of calls, their relative noise in a round, errors of what quantizes, and how
+    long a call keeps the thread that makes it. multiprocessors: 0 where that is not known.
     """
 
     seconds: Mapping[tuple[Candidate, Work], float]

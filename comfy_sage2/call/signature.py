@@ -49,14 +49,12 @@ def require_tensors(q: object, k: object, v: object) -> None:
 class Routing(NamedTuple):
     """Who may compute a call: the same for all calls of a node, of a patch or of a function.
 
-    Attributes:
-        backend: the name of the one that has to serve the call, or None: the first that can.
-        accelerated_only: with `backend` None, the reference is no candidate.
-        where_faster: an exact attention replaces a mode that it was measured to be faster than; a call in mode "exact"
-            is refused unless one was measured to be faster than ComfyUI's own.
-        peers: of PEER_RULES; in mode "exact" another package's attention is always ignored.
-        own_is_torchs: the caller's own attention is torch's: with `where_faster`, calls are refused for which it was
-            measured to be the fastest.
+    backend: the name of the one that has to serve the call, or None: the first that can.
+    accelerated_only: with `backend` None, the reference is no candidate.
+    where_faster: an exact attention replaces a mode that it was measured to be faster than; a call in mode "exact" is
+        refused unless one was measured to be faster than ComfyUI's own.
+    peers: of PEER_RULES; in mode "exact" another package's attention is always ignored.
+    own_is_torchs: the caller's own attention is torch's: with `where_faster` it gets the calls for which it is fastest.
     """
 
     backend: str | None = None

@@ -41,19 +41,14 @@ _SHARES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of one *SageAttention2* node; see `CHOICES`.
+    """Options of one *SageAttention2* node; see `CHOICES`, and the nodes' help pages for what each value does.
 
     Attributes:
-        smooth_v: subtract V's channel means before it is quantized, which "precise" and "exact" do not.
-        sparse: how much may be lost by key blocks that are skipped.
         start_percent, end_percent: the share of one sampler's steps, 0 to 1, in which the node is active.
-        apply_to: "self only" leaves out calls whose queries and keys differ in number.
         when: "where it is faster": calls for which an exact attention was measured to be the fastest are served by it,
             also those that the other settings leave in full precision, and the others by another package's attention
             that is faster than the mode and no less exact. "whatever is fastest": also by one that is less exact.
-        guard: look for NaN and infinity in the outputs, and compute layers that have them more exactly.
         dense_percent: the share of one sampler's steps, 0 to 1, that are dense before `sparse` skips anything.
-        respect_model_attention: calls for which the model's file asks for an attention are left to that.
         backend: "auto" takes an accelerated backend or none; "reference" the slow one in plain PyTorch; "auto or
             reference" the latter only where no accelerated backend can run.
         notes: where something replaced the user's choice, and why, for the node, the report and the log.

@@ -26,14 +26,11 @@ class AttentionCall:
     """One call of ComfyUI's attention function; the fields have the names and the order of its arguments.
 
     Attributes:
-        q, k, v: (B, N, H * D), or (B, H, N, D) with `skip_reshape`.
-        heads: number of query heads.
+        q, k, v: (B, N, H * D), or (B, H, N, D) with `skip_reshape`; k and v may have fewer heads with `enable_gqa`.
         mask: None, or bool (True = attend) or additive float; 2-D (Nq, Nkv), 3-D (B, Nq, Nkv) or 4-D (B, H, Nq, Nkv),
             each dimension may be 1.
         attn_precision: the dtype that the model asks for in the scores; only ComfyUI's attention gets it.
         skip_output_reshape: the caller wants (B, H, N, D) back instead of (B, N, H * D).
-        scale: softmax scale; None means 1/sqrt(D).
-        enable_gqa: k and v may have fewer heads than q.
         low_precision_attention: False where the model forbids a quantized attention. Beside a mask it says no more
             than that the masks of another package's kernels are not to be trusted: LTX sets it so for its guides.
         unknown: arguments that this adapter does not understand.

@@ -17,10 +17,8 @@ _VIDEO = "video"  # MiniMax H3's name for the tokens that become the video
 class TokenKinds:
     """What the inputs of a pass say of the tokens of its self-attention calls.
 
-    Attributes:
-        packed_length: tokens of the packed sequence of a model that tells its segments; 0 where it has none.
-        packed_beside: the tokens of that sequence that do not become the video.
-        beside: of a joint sequence, how many tokens are text or other conditions that come as embeddings.
+    packed_length, packed_beside: tokens of a packed sequence that tells its segments, and those beside the video.
+    beside: of a joint sequence, how many tokens are text or other conditions that come as embeddings.
     """
 
     packed_length: int = 0

@@ -37,15 +37,10 @@ def is_finite(out: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Downgrade:
-    """A layer that the guard took out of use.
+    """A layer that the guard took out of use: its first failing call, and who computed it.
 
-    Attributes:
-        site: of the call that failed first.
-        served_by: backend and mode that gave the result; both of them where a second one failed too.
-        recomputed_by: in words, who computed the call again: a backend with its mode, FULL_PRECISION, or an earlier
-            node's attention.
-        is_finite: whether that gave finite values; if not, this layer's input was broken already.
-        in_precise: whether that was a backend in mode precise.
+    served_by: backend and mode that failed, or two of them. recomputed_by: who computed it again, in words.
+    is_finite: whether that was finite; if not, the layer's input was broken already. in_precise: by a backend.
     """
 
     site: CallSite

@@ -69,13 +69,11 @@ class Schedule:
 
 @dataclass
 class ModelPass:
-    """One forward pass on one GPU (ComfyUI drives each GPU from its own thread).
+    """One forward pass on one GPU (ComfyUI drives each GPU from its own thread). Tensors are made before: see `memory`.
 
     Attributes:
         evaluation: the number of the sampler's evaluation of the model that the pass is a part of.
         changes: hooks and options that make the model another one for this pass.
-        token_kinds: what its inputs say of the tokens of its self-attention.
-        has_slices: q, k and v of a call came in slices.
         check_at_end: the pass can be made again, so the guard looks once at its end; else it looks at each output
             before the model goes on.
         calls: the names of the attention calls so far, such as "block 7 self", or "call 12" of a model without blocks.
@@ -83,8 +81,6 @@ class ModelPass:
         nonfinite: None, or one int32, 0 at first, that calls on its device set when a value is NaN or infinite.
         flag: its copy on the host.
         agreements: None, or (calls, 3) float32 that takes what is measured of the outputs of calls on its device.
-
-    The tensors are made before the pass: see `memory`.
     """
 
     session: Session

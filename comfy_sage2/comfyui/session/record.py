@@ -38,9 +38,7 @@ class Decision:
 
     A backend has a reason too where another attention replaces what the user chose, or a faster one does not.
     is_peer: the backend is another package's attention and replaces what `options` say.
-    by: who served a call that no backend did, in words: another node or pack, or what the model's file asks for; None
-        is ComfyUI's attention.
-    in_slices: q, k and v came in slices, and were never wholes.
+    by: who else served a call that no backend did: another node or pack, or what the model's file asks for.
     peak_bytes: as `CallPlan.peak_bytes`, of a call that was not computed by `CallPlan.run`.
     plan: by which the backend computes the call; None where it was only asked what it could do.
     """
@@ -113,18 +111,15 @@ class Summary:
         seconds: from the first forward pass to the end of sampling.
         shares: one entry for each distinct decision, the most frequent first, backends before ComfyUI's attention.
         cells: the decision of the last such call.
-        agreement: mean agreement with full precision, where it was measured.
         speed: the backends' calls beside ComfyUI's attention on the same work, or None with nothing to compare.
         devices: GPUs that sampled at the same time. The seconds of `shares` are their sum; `attention_seconds` and
             `speed` are averages per GPU, comparable with `seconds`.
         fewer_calls: owner of a patch of transformer blocks -> the passes with it that made fewer attention calls than
             the fullest pass of the sampling, and how many calls less.
         silent_passes: those that made no attention call that could be seen.
-        timed: whether calls were timed; else the seconds of `shares` are 0.
-        timed_calls: how many. The others count as the mean of those of equal work and decision.
-        calls_without_time: of these others, those like which none was timed; no seconds have them in.
-        peak: of the largest call of a backend, by its sizes: bytes of its q, k, v, output and scratch memory, and those
-            of ComfyUI's default. None where no backend tells them.
+        timed_calls: how many were timed. The others count as the mean of those of equal work and decision;
+            calls_without_time: others like which none was timed.
+        peak: bytes of q, k, v, output and scratch memory of the largest call by a backend, and of ComfyUI's default.
     """
 
     steps: int

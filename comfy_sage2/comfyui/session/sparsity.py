@@ -35,8 +35,7 @@ class LayerSparsity:
     """What became of one layer's blocks in a sampling; errors are relative L2.
 
     Attributes:
-        calls: that left blocks out.
-        choices: those of them that chose their blocks.
+        calls: that left blocks out; choices: those of them that chose their blocks.
         head_shares, head_errors: of each head, the share of the blocks that the calls computed, and the largest error
             that was measured when blocks were chosen.
         tails: how many heads had a tail in one of these calls.

@@ -55,8 +55,8 @@ class Dispatcher:
         self.expected = expected
         self.title = settings.describe()
         self.guard = Guard() if settings.guard else None
-        off = settings.sparse == SPARSE_OFF
-        self.sparsity = None if off else BlockSparsity(settings.sparse, settings.dense_percent)
+        skips = settings.sparse != SPARSE_OFF
+        self.sparsity = BlockSparsity(settings.sparse, settings.dense_percent) if skips else None
         serves = None if expected.backend is None else registry.get(expected.backend)
         keeps = settings.rotate == AUTO and serves is not None and serves.takes_rotated_heads()
         self.rotations = Rotations() if keeps else None
@@ -89,18 +89,18 @@ class Dispatcher:
 
     def begin_sampling(self) -> None:
         if self.guard is not None:
-            self.guard.reset()
+            self.guard = Guard()
         if self.sparsity is not None:
-            self.sparsity.begin_sampling()
+            self.sparsity = BlockSparsity(self.settings.sparse, self.settings.dense_percent, active=True)
         if self.rotations is not None:
-            self.rotations.begin_sampling()
+            self.rotations = Rotations(active=True)
 
     def end_sampling(self) -> None:
         """The sampling is over; passes of the model that come now belong to none."""
         if self.sparsity is not None:
             self.sparsity.end_sampling()
         if self.rotations is not None:
-            self.rotations.end_sampling()
+            self.rotations = Rotations()
 
     def choose(self, call: AttentionCall, site: CallSite) -> Decision:
         """How a call is to be served: of one form decided once for each step range, measurement and downgrade."""

@@ -12,7 +12,7 @@ again are looked at in this way from the start.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -60,6 +60,7 @@ class Downgrade:
         )
 
 
+@dataclass
 class Guard:
     """The downgraded layers of one sampling; several threads may report to it.
 
@@ -67,15 +68,10 @@ class Guard:
     trusts_repeats: False from then on, as something else in the model answers from what it kept.
     """
 
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """A sampling starts: every layer is trusted again."""
-        self.downgraded: dict[int, Downgrade] = {}
-        self.repeated: list[int] = []
-        self.still_broken: list[int] = []
-        self.trusts_repeats = True
+    downgraded: dict[int, Downgrade] = field(default_factory=dict)
+    repeated: list[int] = field(default_factory=list)
+    still_broken: list[int] = field(default_factory=list)
+    trusts_repeats: bool = True
 
     def repeated_in_vain(self, step: int) -> None:
         """The pass that was made again in `step` has a result that is not finite."""

@@ -114,16 +114,11 @@ class _Site:
 class Rotations:
     """The rotated heads of one sampling; several threads may call, each for a device of its own."""
 
-    def __init__(self) -> None:
-        self._active = False
+    def __init__(self, *, active: bool = False) -> None:
+        """active: a sampling runs; outside of one no choice is kept."""
+        self._active = active
         self._boards: dict[torch.device, _Board] = {}
         self._sites: dict[tuple[int, CallPlan], _Site | None] = {}
-
-    def begin_sampling(self) -> None:
-        self._active, self._boards, self._sites = True, {}, {}
-
-    def end_sampling(self) -> None:
-        self._active, self._boards, self._sites = False, {}, {}
 
     def decided(self, decision: Decision, site: CallSite) -> tuple[Decision, torch.Tensor | None]:
         """How a call is served for which `decision` was made, and the heads that it writes or gets."""

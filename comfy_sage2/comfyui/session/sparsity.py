@@ -61,22 +61,15 @@ class LayerSparsity:
 class BlockSparsity:
     """The blocks of the sampling that runs or ran last, for its prompts, windows and model changes."""
 
-    def __init__(self, level: str, dense_share: float) -> None:
-        """level: of `levels.LEVELS`. dense_share: of the sampling steps, the first ones that compute all blocks."""
+    def __init__(self, level: str, dense_share: float, *, active: bool = False) -> None:
+        """level: of `levels.LEVELS`. dense_share: of the steps, the first dense ones. active: a sampling runs."""
         self.level = level
         self._dense_share = dense_share
         self._choices = BlockChoices(levels.LEVELS[level])
-        self._active = False
+        self._active = active
         self._calls_per_pass: dict[ModelChanges, int] = {}
         self._varying: set[ModelChanges] = set()  # passes with these changes differed in their number of calls
         self._reasons: Counter[str] = Counter()
-
-    def begin_sampling(self) -> None:
-        """Forget the blocks and figures of the sampling before."""
-        self._choices, self._active = BlockChoices(levels.LEVELS[self.level]), True
-        self._calls_per_pass.clear()
-        self._varying.clear()
-        self._reasons.clear()
 
     def end_sampling(self) -> None:
         """Free what is kept on the device; the figures stay."""

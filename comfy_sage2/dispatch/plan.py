@@ -40,18 +40,6 @@ class CallPlan:
     run, prequantize, begin_slices: as of `BoundCall`; run_reshaped too, or None where the backend has none.
     """
 
-    __slots__ = (
-        "_call",
-        "backend",
-        "begin_slices",
-        "options",
-        "prequantize",
-        "reason",
-        "run",
-        "run_reshaped",
-        "signature",
-    )
-
     def __init__(self, signature: CallSignature, backend: Backend, reason: str | None = None) -> None:
         """`backend` has no reason against `signature`."""
         self.signature = backend.settled(signature)

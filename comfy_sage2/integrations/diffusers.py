@@ -57,7 +57,6 @@ class Patch:
 
     Attributes:
         options: of all calls, but for what each call decides.
-        when: as of `patch`.
         calls: finished calls by backend name.
         fallbacks: calls left to torch's own attention, by reason in words. One that a compiled graph leaves to torch
             for its form, whatever runs, is counted when the graph is made.
@@ -74,7 +73,6 @@ class Patch:
         sparse: Sparse | None,
     ) -> None:
         self.options = options
-        self.when = when
         self.calls: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
         self.auto_modes: dict[int, str] = {}

@@ -14,6 +14,11 @@ from ..settings import CHOICES, Settings
 CATEGORY = "model/patch"  # of ComfyUI's own attention nodes
 OPTIONS = io.Custom("SAGE2_OPTIONS")
 DEFAULTS = Settings()
+_SEARCH_WORDS = [
+    "patch sage", "sage", "sage attention", "sageattn", "patch sage attention", "patch sageattention kj",
+    "quantized attention", "sparse attention", "flash attention", "attention backend", "int4", "int8 fp8 attention",
+    "faster attention", "speed up",
+]  # fmt: skip
 
 
 def schema(**options: Any) -> io.Schema:
@@ -40,22 +45,7 @@ def sage_attention_2() -> io.Schema:
         description="Makes a model's attention faster: it rounds queries and keys to 8 or 4 bits and values to 8 or 16 "
         "bits. It subtracts means before it rounds, so that the result stays close to full precision.",
         hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo, io.Hidden.dynprompt],
-        search_aliases=[
-            "patch sage",
-            "sage",
-            "sage attention",
-            "sageattn",
-            "patch sage attention",
-            "patch sageattention kj",
-            "quantized attention",
-            "sparse attention",
-            "flash attention",
-            "attention backend",
-            "int4",
-            "int8 fp8 attention",
-            "faster attention",
-            "speed up",
-        ],
+        search_aliases=_SEARCH_WORDS,
         inputs=[
             io.Model.Input(
                 "model",

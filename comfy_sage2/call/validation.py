@@ -33,7 +33,18 @@ def check_call(signature: CallSignature) -> None:
 
 def _check_tensors(q: TensorForm, k: TensorForm, v: TensorForm, layout: str) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        _check_tensor(name, tensor, layout)
+        rank, shape = len(tensor.shape), tuple(tensor.shape)
+        if rank != 4:
+            raise ValueError(f"[SA-201] {name} must have 4 dimensions ({layout}), got {rank}: shape {shape}")
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"[SA-201] {name} must be float16, bfloat16 or float32, got {tensor.dtype}")
+        if 0 in tensor.shape:
+            raise ValueError(f"[SA-201] {name} must not be empty, got shape {shape} ({layout})")
+        if tensor.stride[3] != 1 and tensor.shape[3] > 1:
+            raise ValueError(
+                f"[SA-201] {name} must be contiguous in its last dimension (stride 1), got stride {tensor.stride[3]}; "
+                f"call {name}.contiguous() first"
+            )
     for name, tensor in (("k", k), ("v", v)):
         if tensor.dtype != q.dtype:
             raise TypeError(
@@ -54,22 +65,6 @@ def _check_tensors(q: TensorForm, k: TensorForm, v: TensorForm, layout: str) -> 
         raise ValueError(
             f"[SA-201] q's head count must be a multiple of that of k and v ({k.shape[heads]}), got {q.shape[heads]} "
             f"(layout {layout})"
-        )
-
-
-def _check_tensor(name: str, tensor: TensorForm, layout: str) -> None:
-    if len(tensor.shape) != 4:
-        raise ValueError(
-            f"[SA-201] {name} must have 4 dimensions ({layout}), got {len(tensor.shape)}: shape {tuple(tensor.shape)}"
-        )
-    if tensor.dtype not in DTYPES:
-        raise TypeError(f"[SA-201] {name} must be float16, bfloat16 or float32, got {tensor.dtype}")
-    if 0 in tensor.shape:
-        raise ValueError(f"[SA-201] {name} must not be empty, got shape {tuple(tensor.shape)} ({layout})")
-    if tensor.stride[3] != 1 and tensor.shape[3] > 1:
-        raise ValueError(
-            f"[SA-201] {name} must be contiguous in its last dimension (stride 1), got stride {tensor.stride[3]}; "
-            f"call {name}.contiguous() first"
         )
 
 

@@ -33,9 +33,7 @@ def attention_processor(
     float32. `backend`, `options`, `sparse` and `choices` as in `comfy_sage2.attention`, but for what each call decides.
     `sparse` needs a ring_degree of 1: a step of a ring sees a part of the keys, and would measure that part alone.
 
-    Raises:
-        TypeError: an unknown option.
-        ValueError: an unknown choice; and from the processor, a feature of yunchang that this attention does not have.
+    TypeError: an unknown option. ValueError: an unknown choice, or a feature of yunchang that is not served.
     """
     chosen = AttentionOptions.of_model(options, choices)
     if backend is not None:

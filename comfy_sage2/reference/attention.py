@@ -32,15 +32,11 @@ def reference_attention(
     Args:
         q: (B, Hq, Nq, D); k: (B, Hkv, Nkv, D); v: (B, Hkv, Nkv, Dv); any float dtype.
         options: None is SageAttn2-8b with the paper's groups.
-        scale: softmax scale, None is 1/sqrt(D).
-        is_causal: query i attends to keys 0..i.
         attn_mask: None or 4-D, broadcasting to (B, Hq, Nq, Nkv): bool (True = attend) or additive. Keys that it hides
             from all queries and heads leave no trace, whatever their K and V hold (`hidden_keys`).
         active_blocks: None, or bool (B | 1, Hq | 1, Tq, Tk): which blocks of 128 keys each block of 128 queries attends
-            to. Steps keep the order of `options`. On a CPU those that no head and no query of a row block needs are not
-            computed; elsewhere all are, so that nobody waits for the device.
-        rotated_heads: None, or bool (B, Hkv): which heads to rotate with rotate=None of `options`, in place of those
-            that gain.
+            to. On a CPU those that no head and no query of a row block needs are not computed.
+        rotated_heads: None, or bool (B, Hkv): which heads to rotate with rotate=None, in place of those that gain.
 
     Returns:
         out (B, Hq, Nq, Dv) float32 and lse (B, Hq, Nq) float32, the natural log-sum-exp of the scaled scores.

@@ -23,17 +23,13 @@ def exact_attention(
     dropout_p: float = 0.0,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Plain attention computed and returned in `dtype`, with gradients.
+    """Plain attention computed and returned in `dtype`, with gradients: the output and the LSE (…, H, N).
 
-    Args:
-        q, k, v: (…, H, N, D), where each head of k and v is for a group of q's, or (N, D).
-        attn_mask: None, or bool (True = attend) or additive, of at least two dimensions.
-        active_blocks: None, or bool (B | 1, Hq | 1, Tq, Tk): which blocks of 128 keys each block of 128 queries attends
-            to.
-        dropout_p: as of torch's function.
+    q, k, v: (…, H, N, D), where each head of k and v is for a group of q's, or (N, D).
+    attn_mask: None, or bool (True = attend) or additive, of at least two dimensions.
+    active_blocks: None, or bool (B | 1, Hq | 1, Tq, Tk): which blocks of 128 keys each block of 128 queries attends to.
 
-    Returns:
-        The output and the LSE (…, H, N). Rows that attend to nothing are 0 with an LSE of -inf.
+    Rows that attend to nothing are 0 with an LSE of -inf.
     """
     # Under autocast the products would be rounded to 16 bits.
     with torch.autocast(q.device.type, enabled=False):

@@ -13,11 +13,7 @@ def hidden_keys(attn_mask: torch.Tensor | None) -> torch.Tensor | None:
     """Which keys a padding mask hides: bool (B | 1, Nkv), or None where `attn_mask` has a row a query or head.
 
     A key is hidden by False, by minus infinity and by the lowest number of the mask's type. Where a mask hides all keys
-    of a batch entry, none counts as hidden: a row of the lowest number alone is a uniform row. So a mask with one
-    number for all keys hides none.
-
-    Args:
-        attn_mask: None or 4-D, as for `reference_attention`.
+    of a batch entry, none counts as hidden: a row of the lowest number alone is a uniform row.
     """
     if attn_mask is None or not all(attn_mask.shape[axis] == 1 or attn_mask.stride(axis) == 0 for axis in (1, 2)):
         return None
@@ -37,10 +33,6 @@ def keys_hidden_from_all_rows(attn_mask: torch.Tensor, q_length: int, *, is_caus
 
     A row that holds nothing above the lowest number of its type attends to all that is finite in it: in a head with
     such a row only minus infinity hides. Where a mask hides all keys of a head, none counts as hidden.
-
-    Args:
-        attn_mask: 4-D, as for `reference_attention`.
-        is_causal: query i sees keys 0 to i alone.
     """
     sizes = (1 if attn_mask.stride(axis) == 0 else attn_mask.shape[axis] for axis in (0, 1, 2))
     mask = attn_mask[tuple(slice(size) for size in sizes)]

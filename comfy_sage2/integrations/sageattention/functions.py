@@ -153,7 +153,7 @@ def sageattn_varlen(
     smooth_k: bool = True,
     **further: Any,
 ) -> torch.Tensor:
-    """Attention of sequences that are packed into one tensor, each for itself: mode "precise", one call for each.
+    """Attention of sequences that are packed into one tensor, each for itself, in mode "precise".
 
     Args:
         q, k, v: (tokens, H, D), (tokens, Hkv, D).

@@ -108,7 +108,8 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
     ) -> Any:
         options = {} if transformer_options is None else transformer_options
         ensure_timed(x.device)  # of several GPUs the node knew one
-        if session.layers is None:  # patches of the model are applied when it is loaded, after the sampling begins
+        is_first, diffusion_model = session.layers is None, getattr(executor.class_obj, DIFFUSION_MODEL, None)
+        if is_first:  # patches of the model are applied when it is loaded, after the sampling begins
             session.declared = declared_layers(executor.class_obj)
         model_pass = session.begin_pass(float(t.flatten()[0]), x.device, options)
         inputs = {"c_concat": c_concat, "c_crossattn": c_crossattn, "control": control, **kwargs}
@@ -123,16 +124,13 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
             # Where every output is compared with full precision, broken ones must not be among them.
             and not session.measures_quality
         )
-        is_first = session.layers is None
-        with watching(session, options), slicing(session, getattr(executor.class_obj, DIFFUSION_MODEL, None)):
+        with watching(session, options), slicing(session, diffusion_model):
             out = session.run_pass(
                 model_pass, lambda: executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
             )
-        if is_first and session.pack_in_model is None:
-            diffusion_model = getattr(executor.class_obj, DIFFUSION_MODEL, None)
-            if isinstance(diffusion_model, torch.nn.Module):
-                session.pack_in_model = packs.pack_within(diffusion_model)
-                session.model_layers = attention_layers(diffusion_model) if session.pack_in_model else 0
+        if is_first and session.pack_in_model is None and isinstance(diffusion_model, torch.nn.Module):
+            session.pack_in_model = packs.pack_within(diffusion_model)
+            session.model_layers = attention_layers(diffusion_model) if session.pack_in_model else 0
         return out
 
     return wrapper

@@ -72,10 +72,8 @@ class Dispatcher:
         )
         # Attentions of torch or of other packages, which are faster here, may compute what no kernel can.
         asks = expected.reason is not None and settings.mode != "off" and self.routing.where_faster and own_is_torchs
-        without_kernels = (
-            asks and device is not None and serves_without_kernels(device, settings.mode, self.routing.peers)
-        )
-        self.idle_reason = None if without_kernels else expected.reason
+        may = asks and device is not None and serves_without_kernels(device, settings.mode, self.routing.peers)
+        self.idle_reason = None if may else expected.reason
         self._routing_of_declared = self.routing._replace(own_is_torchs=False)
         self._takes_exact = prefers_exact and is_first  # for calls in full precision, where that is faster
         self._options = {mode: settings.options(mode) for mode in (*MODES, AUTO, EXACT)}

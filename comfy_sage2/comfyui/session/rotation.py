@@ -31,7 +31,7 @@ class _Board:
 
     def __init__(self, device: torch.device) -> None:
         with memory.unrecorded():  # it outlives the model's blocks
-            self._heads = torch.ones(_MOST_HEADS, dtype=torch.int32, device=device)
+            self.heads = torch.ones(_MOST_HEADS, dtype=torch.int32, device=device)
         self._readback = Readback(_MOST_HEADS, torch.int32, device)
         self._taken = 0
         self._copies = 0  # that were started
@@ -47,9 +47,6 @@ class _Board:
         self._taken = place.stop
         return place
 
-    def view(self, place: slice, shape: torch.Size) -> torch.Tensor:
-        return self._heads[place].view(shape)
-
     def note_choice(self) -> int:
         """A call has chosen: the number of the copy that will have its answer."""
         self._has_choices = True
@@ -60,7 +57,7 @@ class _Board:
         if self._has_choices:
             self._has_choices = False
             self._copies += 1
-            self._readback.start(self._heads)
+            self._readback.start(self.heads)
 
     def rotates_some(self, place: slice, copy: int) -> bool | None:
         """Whether a head of the place is rotated, as the copy of this number or a later one says; None: not yet."""
@@ -77,7 +74,7 @@ class _Site:
     def __init__(self, chooses: Decision, board: _Board, place: slice, shape: torch.Size) -> None:
         """chooses: how a call is served that chooses its heads."""
         self.chooses = chooses
-        self.heads = board.view(place, shape)
+        self.heads = board.heads[place].view(shape)
         self.chosen_in: int | None = None  # step
         self._board, self._place = board, place
         self._copy = 0

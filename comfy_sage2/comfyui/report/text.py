@@ -136,13 +136,10 @@ def _why_nothing(session: Session, summary: Summary) -> str | None:
     if taken:
         return f"[SA-316] {'; '.join(taken)}"
     silent = f"[SA-317] {session.model} ran {summary.passes} times, and none of its attention calls reached the node"
-    pack = session.pack_in_model
-    if pack is None:
-        return f"{silent}: its code calls attention without ComfyUI's hook. {_STAND_IN}"
-    return (
-        f"{silent}: its code calls attention without ComfyUI's hook, or {pack} does, which runs the model with "
-        f"functions of its own. Try it without the nodes of {pack}. {_STAND_IN}"
-    )
+    pack, cause = session.pack_in_model, "its code calls attention without ComfyUI's hook"
+    if pack is not None:
+        cause += f", or {pack} does, which runs the model with functions of its own. Try it without the nodes of {pack}"
+    return f"{silent}: {cause}. {_STAND_IN}"
 
 
 def is_earlier(sessions: list[Session], prompt: str | None) -> bool:

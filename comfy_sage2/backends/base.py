@@ -46,7 +46,7 @@ class BoundCall(ABC):
 
     @property
     def scratch_bytes(self) -> tuple[int, int] | None:
-        """At the peak of `run`, and of a call that begins by `prequantize`, which may be below 0; None if not known."""
+        """Beside q, k, v and the output, of `run` and of a call by `prequantize` (may be below 0); None: not known."""
         return None
 
     @abstractmethod

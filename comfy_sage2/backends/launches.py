@@ -75,7 +75,7 @@ class Launches:
         return self.whole.workspace_bytes - min(call.q.nbytes, let_go)  # the output is as large as q
 
     def with_workspace(self, q: torch.Tensor) -> tuple[Launches, torch.Tensor]:
-        """With scratch memory on q's device, in smaller parts where there is no room; OutOfMemoryError if for none."""
+        """These launches, or smaller parts, with scratch memory on q's device; OutOfMemoryError without room."""
         if len(self.parts) == 1 or has_room(q.device, self.workspace_bytes) or self.smaller is None:
             try:
                 return self, q.new_empty(self.workspace_bytes, dtype=torch.uint8)

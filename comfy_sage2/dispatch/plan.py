@@ -193,7 +193,7 @@ def _without_kernels(signature: CallSignature, refused: Refusal, choices: TunedC
 
 
 def serves_without_kernels(device: torch.device, mode: str, peers: str) -> bool:
-    """Whether attentions other than kernels compute some calls that were timed faster than ComfyUI's own."""
+    """Whether such attentions compute some of the calls that were timed faster than ComfyUI's own."""
     choices = choices_of(device)
     return any(
         choices.is_faster(candidate, Candidate(PLAIN), work)
@@ -203,7 +203,7 @@ def serves_without_kernels(device: torch.device, mode: str, peers: str) -> bool:
 
 
 def _in_place_of_kernels(choices: TunedChoices, mode: str, peers: str, head_dim: int) -> list[Candidate]:
-    """Exact attentions, and packages as exact as the mode, whose errors the slow reference has, may compute it."""
+    """What may compute a mode's calls without kernels: exact attentions, packages as exact as the reference."""
     if peers not in (NO_LESS_EXACT, ANY):
         return choices.exact
     rival = Candidate(REFERENCE, "8b" if mode == AUTO else mode)

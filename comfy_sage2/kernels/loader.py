@@ -179,7 +179,7 @@ def bundled_wheels(architecture: str) -> tuple[BundledWheel, ...]:
 
 @cache
 def reason_unavailable(architecture: str) -> str | None:
-    """Why module or driver cannot run the kernels on this machine, or None; asked once in a process."""
+    """Why the module or the driver cannot run the kernels on this machine, or None; asked once in a process."""
     try:
         module = load(architecture)
         driver, needed = module.driver_version(), module.minimum_driver_version

@@ -88,7 +88,7 @@ class Recorder:
         return number
 
     def times_step(self, step: int) -> bool:
-        """Of a long sampling two steps in a row of several: sparse calls choose their blocks in every second one."""
+        """Whether its calls are timed: of many steps two in a row, as sparse calls choose blocks in every second."""
         return self.times_calls and step % (2 * self._timed_every) < 2
 
     def add(self, layer: int, step: int, decision: Decision, timer: Timer, *, work: Hashable | None = None) -> None:

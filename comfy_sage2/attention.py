@@ -9,7 +9,7 @@ import torch
 
 from .autotune.auto_mode import with_mode
 from .block_mask import BlockMask
-from .call.signature import CallSignature, Routing
+from .call.signature import ANYONE, CallSignature, Routing
 from .call.tensors import NO_TENSORS, OptionalTensors
 from .call.validation import check_call, check_flags
 from .dispatch import registry
@@ -93,7 +93,8 @@ def attention(
         out, lse = observed(q, k, v, optional, backend, AttentionOptions.of(options, choices))
         return out if lse is None else (out, lse)
     chosen = options if type(options) is AttentionOptions and not choices else _options(options, choices)
-    signature = CallSignature.of(q, k, v, chosen, optional, _routing(backend))
+    routing = ANYONE if backend is None else Routing(backend)
+    signature = CallSignature.of(q, k, v, chosen, optional, routing)
     if optional is not NO_TENSORS:
         check_flags(optional, q.device)
     decided = plan(signature)
@@ -101,11 +102,6 @@ def attention(
         decided.throw()
     out, lse = decided.run(q, k, v, optional)
     return out if lse is None else (out, lse)
-
-
-@lru_cache(maxsize=64)
-def _routing(backend: str | None) -> Routing:
-    return Routing(backend)
 
 
 def _with_tail(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -130,7 +129,7 @@ class CallSignature(NamedTuple):
     @property
     def capability(self) -> tuple[int, int] | None:
         """CUDA compute capability, None on other devices."""
-        return _capability(self.device) if self.device.type == "cuda" else None
+        return torch.cuda.get_device_capability(self.device) if self.device.type == "cuda" else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -178,8 +177,3 @@ class CallSignature(NamedTuple):
         """Whether in memory the tokens of a head of q lie together, else the heads of a token."""
         heads, tokens = self.layout.index("H"), self.layout.index("N")
         return bool(self.q.stride) and self.q.stride[heads] > self.q.stride[tokens]
-
-
-@lru_cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)

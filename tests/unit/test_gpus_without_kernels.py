@@ -10,7 +10,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from comfy_sage2 import doctor, explain
 from comfy_sage2.backends import self_test
-from comfy_sage2.call import signature as signature_module
 from comfy_sage2.comfyui.ready import ready_line
 from comfy_sage2.comfyui.session.dispatcher import probe
 from comfy_sage2.comfyui.settings import Settings
@@ -38,7 +37,6 @@ KERNELS = [backend.name for backend in registry.kernels()]
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     """A GPU of this compute capability, for which every kernel module would load."""
     capability: tuple[int, int] = request.param
-    monkeypatch.setattr(signature_module, "_capability", lambda device: capability)
     monkeypatch.setattr(doctor, "devices", lambda: [GPU])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of the test {capability}")

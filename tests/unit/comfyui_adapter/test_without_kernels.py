@@ -12,7 +12,6 @@ from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate, Times, Work
 from comfy_sage2.backends import exact, peers
 from comfy_sage2.backends.peers import PeerFunctions
-from comfy_sage2.call import signature as signature_module
 from comfy_sage2.call.signature import ANY, NO_LESS_EXACT, CallSignature, Routing, TensorForm
 from comfy_sage2.comfyui import patch
 from comfy_sage2.comfyui.hooks.sampling import sessions_of
@@ -74,7 +73,7 @@ def signature(card: str, family: str, mode: str, peers_rule: str) -> CallSignatu
 def test_who_computes_the_calls_of_a_card(monkeypatch: pytest.MonkeyPatch, card: str, fresh_seed: int) -> None:
     """For six families, any times and any errors."""
     capability, able = CARDS[card]
-    monkeypatch.setattr(signature_module, "_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "hip", "6.4" if card == "RX 7900 XTX" else None)
     for name in ("_flash_availability", "_cudnn_availability"):
         monkeypatch.setattr(exact, name, lambda: None)

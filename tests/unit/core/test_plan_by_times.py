@@ -15,7 +15,6 @@ from unit.autotune.made_up_gpus import CUDNN, EIGHT_HALF, OWN, WORKS, made_up_gp
 from comfy_sage2.autotune import accumulators, store
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import Candidate, Times
-from comfy_sage2.call import signature as signature_module
 from comfy_sage2.call.signature import CallSignature, Routing, TensorForm
 from comfy_sage2.dispatch import plan as plan_module
 from comfy_sage2.dispatch import registry
@@ -34,7 +33,7 @@ def on_gpu(options: AttentionOptions, index: int = 0, **routing: Any) -> CallSig
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Keeps the times of `made_up_gpu` for the first GPU, some slower by factors, and the host's in seconds."""
-    monkeypatch.setattr(signature_module, "_capability", lambda device: (8, 9))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     monkeypatch.setattr(accumulators, "_of_device", lambda device: "fp16")
     monkeypatch.setattr(registry, "BACKENDS", (FakeBackend("sm89"), FakeBackend("torch-cudnn", (EXACT,))))
     store.forget()

@@ -37,9 +37,7 @@ class BlockMask:
         invalid: None, or one int32 on their device that a call sets to 1 when it leaves out an entry or cuts a count.
             Otherwise the call leaves it as it is, so that one of them can serve many lists.
 
-    Raises:
-        TypeError: `lists` is no int16 tensor.
-        ValueError: it is not 4-D, empty or not contiguous.
+    Raises TypeError for lists that are no int16 tensor, ValueError for other shapes and strides.
     """
 
     lists: torch.Tensor
@@ -109,9 +107,7 @@ class BlockMask:
             q_length, kv_length: tokens of q, and of k and v.
             is_causal: as for `from_dense`.
 
-        Raises:
-            TypeError: `mask` is no bool tensor, or a size or length no integer.
-            ValueError: a size or length is below 1, or the mask does not fit them.
+        Raises TypeError for a wrong type of mask, size or length, ValueError for those that do not fit or are below 1.
         """
         _check_bool(mask)
         if not isinstance(block_size, (tuple, list)) or len(block_size) != 2:

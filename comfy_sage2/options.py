@@ -51,20 +51,17 @@ class AttentionOptions:
         pv_accumulator: "fp32", or "fp16" for the half-precision accumulation of P V where a backend has it, which runs
             at twice the rate on GeForce GPUs; "auto" takes the one that suits the GPU.
         rotate: multiply smoothed Q and K by one Hadamard matrix (`quantize.rotation`): "auto" in the heads that gain
-            by it in a sample of their tokens (`quantize.rotation_choice`), "on" in all, "off" in none:
-            the paper's numerics. It halves the error where a few channels are loud, and that of "4b" nearly everywhere,
-            where every token of Q then has its own scale; smooth channels lose by it. With "auto" a call
-            takes 10 to 60 us longer than with "off" on an H100; "given" takes what an earlier call chose, in the tensor
-            `rotated_heads`, and spares that.
+            by it in a sample of their tokens (`quantize.rotation_choice`), "on" in all, "off" in none, as in the paper.
+            It halves the error where a few channels are loud, and that of "4b" nearly everywhere, where every token of
+            Q then has its own scale; smooth channels lose by it. "auto" takes 10 to 60 us of a call on an H100;
+            "given" takes what an earlier call chose, in the tensor `rotated_heads`, and spares that.
         pv: what P and V are rounded to in "8b" and "4b": "fp8" (E4M3), "fp16", "int8" (P relative to its largest in
             each block of 64 keys, whole sums), "mxfp8" (fp8 by block-scaled products, whose FP32 sums have the full
             rate on RTX 50), where a backend has it; "auto" takes the one that suits the GPU.
             "precise" has 16 bits, which "fp16" stands for there.
 
-    Raises:
-        TypeError: a value of the wrong type.
-        ValueError: a value that is not one of the choices, or an option of the quantization in mode "exact"; the
-            message names the option.
+    Raises TypeError for a value of the wrong type, and ValueError for one that is not a choice, or that asks for
+    quantization in mode "exact"; the message names the option.
     """
 
     mode: str = _option("8b", choices={"8b": 8, "4b": 4, "precise": 16, "exact": None, "auto": None}, argument="mode")

@@ -161,12 +161,10 @@ def sageattn_varlen(
         max_seqlen_q, max_seqlen_k: not needed here.
         is_causal: query i of a sequence attends to its keys 0..i.
 
-    Returns:
-        (tokens, H, D); zeros for tokens of no sequence, and where a sequence has no keys.
+    Returns (tokens, H, D); zeros for tokens of no sequence, and where a sequence has no keys.
 
-    Raises:
-        TypeError: an argument that is not supported, or cu_seqlens_q or cu_seqlens_k that is no tensor.
-        ValueError: cu_seqlens_q and cu_seqlens_k do not fit each other or the tensors.
+    Raises TypeError for an argument that is not supported, and TypeError or ValueError for cu_seqlens_q and
+    cu_seqlens_k that are no tensors or do not fit.
     """
     own = {"is_causal": is_causal, "sm_scale": sm_scale, "smooth_k": smooth_k}
     options, scale, dropout_p = _options("precise", "NHD", {**own, **_renamed(own, further)}, return_lse=False)

@@ -10,18 +10,9 @@ from ..timing.rounds import Progress, unseen
 from .adapter.attention_call import OVERRIDE
 from .adapter.declared_attention import declared_layers
 from .adapter.packs import own_is_torchs
+from .hooks import sampling
 from .hooks.override import make_override
 from .hooks.prompt import notes_on_others
-from .hooks.sampling import (
-    APPLY_MODEL,
-    OUTER_SAMPLE,
-    PREDICT_NOISE,
-    WRAPPER_KEY,
-    evaluation_wrapper,
-    pass_wrapper,
-    sampling_wrapper,
-    sessions_of,
-)
 from .session.dispatcher import Dispatcher, probe, with_backend
 from .session.session import Session, log
 from .settings import Settings
@@ -50,11 +41,11 @@ def patch_model(model: Any, settings: Settings, measuring: Progress = unseen) ->
         own_is_torchs=previous is None and own_is_torchs(),
     )
     patched = model.clone()
-    session = Session(dispatcher, len(sessions_of(patched)), previous)
+    session = Session(dispatcher, len(sampling.sessions_of(patched)), previous)
     session.declared = declared_layers(model.model, getattr(model, "object_patches", {}))
-    patched.add_wrapper_with_key(OUTER_SAMPLE, WRAPPER_KEY, sampling_wrapper(session))
+    patched.add_wrapper_with_key(sampling.OUTER_SAMPLE, sampling.WRAPPER_KEY, sampling.sampling_wrapper(session))
     if dispatcher.idle_reason is None:
-        patched.add_wrapper_with_key(PREDICT_NOISE, WRAPPER_KEY, evaluation_wrapper(session))
-        patched.add_wrapper_with_key(APPLY_MODEL, WRAPPER_KEY, pass_wrapper(session))
+        patched.add_wrapper_with_key(sampling.PREDICT_NOISE, sampling.WRAPPER_KEY, sampling.evaluation_wrapper(session))
+        patched.add_wrapper_with_key(sampling.APPLY_MODEL, sampling.WRAPPER_KEY, sampling.pass_wrapper(session))
         patched.model_options.setdefault("transformer_options", {})[OVERRIDE] = make_override(session)
     return patched

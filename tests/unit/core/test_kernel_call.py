@@ -357,7 +357,7 @@ def test_free_memory_is_that_of_the_driver_and_of_torchs_cache(monkeypatch: pyte
     [
         (56, 38_010, "8b", [4] * 14),  # 297 blocks of queries a head: 9.0 waves over 132 multiprocessors
         (40, 75_600, "8b", [6] * 6 + [4]),  # 26.9 and 17.9 waves
-        (56, 38_010, "precise", [4] * 14),  # 192 queries a block: 6.0 waves
+        (56, 38_010, "precise", [6] * 9 + [2]),  # 192 queries a block: 9.0 and 3.0 waves
     ],
 )
 def test_parts_fill_the_gpu_in_whole_waves(

@@ -87,5 +87,6 @@ def quantize_channels(
 
 def _largest_of_tiles(of_tokens: torch.Tensor, tile: int) -> torch.Tensor:
     """The largest of each `tile` tokens of (B, H, N), for each token."""
-    padded: torch.Tensor = pad(of_tokens, (0, -of_tokens.shape[2] % tile), value=-torch.inf)
-    return padded.unflatten(2, (-1, tile)).amax(dim=3).repeat_interleave(tile, dim=2)[:, :, : of_tokens.shape[2]]
+    padded = pad(of_tokens, (0, -of_tokens.shape[2] % tile), value=-torch.inf)
+    largest: torch.Tensor = padded.unflatten(2, (-1, tile)).amax(dim=3).repeat_interleave(tile, dim=2)
+    return largest[:, :, : of_tokens.shape[2]]

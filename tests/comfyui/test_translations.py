@@ -13,6 +13,7 @@ from tools.comfyui.server import ComfyServer
 from .installations import REPOSITORY
 
 LOCALES = REPOSITORY / "locales"
+NODES = ("SageAttention2", "SageAttention2Options", "SageAttention2Report")
 LANGUAGES = ("es", "fr", "ja", "ko", "ru", "zh")
 # Letters that only a text in the language has; Spanish and French have none in every text.
 LETTERS = {"ja": r"[\u3040-\u30ff]", "ko": r"[\uac00-\ud7af]", "ru": r"[\u0400-\u04ff]", "zh": r"[\u4e00-\u9fff]"}
@@ -64,7 +65,19 @@ def test_the_setting_is_translated(language: str) -> None:
     assert all(re.search(LETTERS.get(language, ""), text) and not SYNTAX.search(text) for text in entry.values())
 
 
-@pytest.mark.parametrize("node", ["SageAttention2", "SageAttention2Options", "SageAttention2Report"])
+@pytest.mark.parametrize("language", ["ja", "zh"])
+@pytest.mark.parametrize("node", NODES)
+def test_the_help_page_is_translated(server: ComfyServer, node: str, language: str) -> None:
+    """It names the inputs as the page's language does, and every choice."""
+    page = server.get_bytes(f"/extensions/comfy_sage2/docs/{node}/{language}.md").decode()
+    inputs = server.get(f"/object_info/{node}")[node]["input"]
+    assert page.startswith(f"# {translations(language)[node]['display_name']}\n")
+    for name, spec in {**inputs.get("required", {}), **inputs["optional"]}.items():
+        assert f"**{translations(language)[node]['inputs'][name]['name']}** (`{name}`)" in page
+        assert all(f"*{choice}*" in page for choice in spec[1].get("options", ()))
+
+
+@pytest.mark.parametrize("node", NODES)
 def test_the_help_page_lists_what_the_node_has(server: ComfyServer, node: str) -> None:
     """Each input by its name, in the node's order; and where a page lists an input's choices, all of them."""
     section = (REPOSITORY / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8")

@@ -14,8 +14,9 @@ PICTURE = REPOSITORY / "docs" / "images" / "steps.svg"
 RESULTS = REPOSITORY / "docs" / "results" / "steps.md"
 _FAMILY, _BEFORE_THE_SECONDS, _FASTER = "Wan 2.1 14B, 720p", "tokens of the longest call", ": times as fast"
 _NODE, _NODE_COLOR, _OTHERS_COLOR = "this node, ", "#1f6feb", "#a8b3c2"
-_NOTHING, _NOTHING_COLOR = "attention for nothing", "#dfe4ea"
-_LABELS, _BARS, _VALUES = 210, 430, 60  # widths of the three columns, in pixels
+_NOTHING, _NOTHING_COLOR = "no attention", "#dfe4ea"
+_SHOWN = {"ComfyUI's default": "ComfyUI's default (FlashAttention-2)", "sageattention 2": "SageAttention 2.2"}
+_LABELS, _BARS, _VALUES = 250, 430, 60  # widths of the three columns, in pixels
 _ROW, _BAR, _TOP, _EDGE = 30, 20, 34, 14
 
 
@@ -34,9 +35,9 @@ def drawn() -> str:
     page = RESULTS.read_text(encoding="utf-8")
     bars = seconds(page)
     gpu = re.search(r"NVIDIA (\w+)", page)
-    title = f"Seconds a sampling step: {_FAMILY}, 81 frames, one {gpu[0] if gpu else 'GPU'}"
+    title = f"Seconds per sampling step (less is faster): {_FAMILY}, 81 frames, one {gpu[0] if gpu else 'GPU'}"
     longest = max(bars.values())
-    width, height = _LABELS + _BARS + _VALUES + 2 * _EDGE, _TOP + _ROW * len(bars) + 2 * _EDGE
+    width, height = _LABELS + _BARS + _VALUES + 2 * _EDGE, _TOP + _ROW * len(bars) + _EDGE
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="14" fill="#1f2328">',
@@ -51,7 +52,7 @@ def drawn() -> str:
         color = _NODE_COLOR if is_ours else _NOTHING_COLOR if name == _NOTHING else _OTHERS_COLOR
         length = round(_BARS * value / longest)
         lines += [
-            f'<text x="{_EDGE}" y="{baseline}"{weight}>{escape(name)}</text>',
+            f'<text x="{_EDGE}" y="{baseline}"{weight}>{escape(_SHOWN.get(name, name))}</text>',
             f'<rect x="{_EDGE + _LABELS}" y="{top}" width="{length}" height="{_BAR}" rx="3" fill="{color}"/>',
             f'<text x="{_EDGE + _LABELS + length + 8}" y="{baseline}"{weight}>{value:.2f}</text>',
         ]

@@ -12,7 +12,7 @@ from .calls import Calls
 from .declared import Family
 from .models import TINY_STEPS
 
-DEFAULT, NOTHING = "ComfyUI's default", "attention for nothing"
+DEFAULT, NOTHING = "ComfyUI's default", "no attention"
 _NOT_RUN = "not run"
 
 

@@ -115,7 +115,7 @@ def test_the_latents_are_close_to_those_without_the_node(figures: dict[str, Any]
 def test_steps_are_timed_with_each_attention(figures: dict[str, Any], family: str) -> None:
     timed = of(figures, family)["timed"]
     modes = ["auto", "8b", "precise", "8b sparse medium"]
-    assert list(timed["seconds"]) == ["ComfyUI's default", *modes, "attention for nothing"]
+    assert list(timed["seconds"]) == ["ComfyUI's default", *modes, "no attention"]
     assert all(seconds and min(seconds) > 0 for seconds in timed["seconds"].values())
     assert timed["served"].startswith(f"{CALLS[family]} reference · 8b")
 

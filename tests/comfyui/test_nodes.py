@@ -211,7 +211,7 @@ def test_inputs_have_names_in_words(server: ComfyServer, node: str) -> None:
 def test_the_page_can_ask_what_a_node_has_said(server: ComfyServer) -> None:
     server.run(sampling("wan", sage("loader"), steps=1), workflow="asked for")
     (told,) = server.get("/comfy_sage2/node_status?workflow=asked+for")
-    assert told["type"] == "SageAttention2" and told["badge"].endswith("8b, slow reference · CPU")
+    assert told["type"] == "SageAttention2" and told["badge"].endswith("8b reference · CPU")
     assert server.get("/comfy_sage2/node_status?workflow=another") == []
 
 

@@ -32,7 +32,7 @@ def badge(session: Session) -> Badge:
     decision = largest(summary, served).decision
     name = quantized_mode(decision) or decision.backend
     if decision.backend == ReferenceBackend.name:
-        name = f"{name}, slow reference"
+        name = f"{name} reference"
     ratio = sampling_ratio(summary)
     text = _joined(None if ratio is None else compared_speed(ratio).removesuffix(" faster"), name, gpu)
     if summary.sampling is Sampling.STOPPED:

@@ -170,7 +170,7 @@ def keep_picture(page: Page, name: str, *kinds: str) -> Image.Image:
     return image
 
 
-def picture(page: Page, kinds: tuple[str, ...] = (), margin: int = 20, settle: int = 1000) -> Image.Image:
+def picture(page: Page, kinds: tuple[str, ...] = (), margin: int = 30, settle: int = 1000) -> Image.Image:
     """The nodes of these types without wires, or the whole graph, as large as the window allows, and nothing else.
 
     settle: milliseconds that pictures in nodes get to load, after the graph was drawn anew.

@@ -28,10 +28,10 @@ def test_report_is_shown_in_the_graph(page: Page, design: str) -> None:
     )
     assert design != "classic" or after[NODE] == sizes[NODE], "it says what it did in its title"
     assert "reference · 8b" in text and "Most that can be gained" in text and "outside 'start percent'" in text, text
-    assert "8b, slow reference · CPU" in page.evaluate(browser.badge(NODE))
+    assert "8b reference · CPU" in page.evaluate(browser.badge(NODE))
     if design != "classic":
         need(page, "badges that change in Nodes 2.0")
-        assert page.get_by_text("8b, slow reference").is_visible()
+        assert page.get_by_text("8b reference").is_visible()
     browser.picture(page, (REPORT,))  # a node that is not in sight loads no picture
     if design == "classic":
         images = f"app.graph.nodes.find(n => n.type === {REPORT!r}).imgs"
@@ -39,7 +39,7 @@ def test_report_is_shown_in_the_graph(page: Page, design: str) -> None:
     browser.keep_picture(page, f"{REPORT} {design}", REPORT)
     browser.keep_picture(page, f"{NODE} {design}", NODE)
     # What is shown belongs neither to the workflow nor to the prompt.
-    assert not {"outside 'start percent'", "slow reference"} & {*json.dumps(browser.saved(page)).split('"')}
+    assert not {"outside 'start percent'", "8b reference"} & {*json.dumps(browser.saved(page)).split('"')}
     assert all(not {"status", "badge"} & {*node["inputs"]} for node in browser.prompt_of(page).values())
 
 

@@ -56,7 +56,7 @@ def an_h100(monkeypatch: pytest.MonkeyPatch) -> None:
         ([(BY_KERNEL, 4.0)], {"own": 15.0}, ("2.1x · 8b · H100", GOOD)),
         ([(BY_KERNEL, 4.0), (BY_CUDNN, 1.0)], {}, ("8b · H100", PLAIN)),
         ([(BY_KERNEL, 1.0), (BY_CUDNN, 4.0), (LEFT, 5.0)], {}, ("torch-cudnn · H100", PLAIN)),
-        ([(BY_REFERENCE, 5.0)], {"own": 1.0}, ("1.7x slower · 8b, slow reference · H100", WARNING)),
+        ([(BY_REFERENCE, 5.0)], {"own": 1.0}, ("1.7x slower · 8b reference · H100", WARNING)),
         ([(BY_KERNEL, 4.0)], {"own": 4.001}, ("equally fast · 8b · H100", PLAIN)),
         ([(BY_KERNEL, 1.0), (BY_KERNEL, 1.0)], {"completed": False}, ("stopped in step 2 · 8b · H100", WARNING)),
         ([(LEFT, 1.0)], {}, ("unused: ComfyUI computed every call", WARNING)),

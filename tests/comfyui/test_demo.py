@@ -65,6 +65,6 @@ def test_the_template_runs_as_it_is(comfyui: ComfyHost) -> None:
     run = comfyui.run(prompt)
     shown, note = run.outputs[nodes["SageAttention2"]]["text"][0].splitlines()
     assert shown.startswith("The slow reference version computes the attention")
-    assert note.startswith("[SA-1") and "The slow reference version runs in place of a kernel" in note
+    assert note.startswith("[SA-1") and "The slow reference version runs instead of a kernel" in note
     assert f"{CALLS * 2} attention calls: {CALLS * 2} in 8b" in run.outputs[nodes["SageAttention2Report"]]["text"][0]
     assert run.outputs[nodes["SaveVideo"]]["images"][0]["filename"].endswith(".mp4")

@@ -86,7 +86,7 @@ def test_choices_are_the_same_on_every_machine(server: ComfyServer) -> None:
     both = {**inputs(server, "SageAttention2"), **inputs(server, "SageAttention2Options")}
     choices = {name: spec[1].get("options", spec[0]) for name, spec in both.items()}
     assert choices["mode"] == ["auto", "8b", "4b", "precise", "exact", "off"]
-    assert choices["sparse"] == ["off", "light", "medium", "strong", "draft 20 %", "draft 10 %"]
+    assert choices["sparse"] == ["off", "light", "medium", "strong", "draft 20%", "draft 10%"]
     assert choices["when"] == ["where it is faster", "always", "whatever is fastest"]
     assert choices["apply_to"] == ["self and cross", "self only"]
     assert choices["rotate"] == ["auto", "on", "off"]
@@ -179,7 +179,7 @@ def test_the_reference_serves_where_no_kernel_can_if_asked_for(server: ComfyServ
     run = server.run(with_report(sampling("wan", sage("loader", backend="auto or reference"), steps=1)))
     shown = run.outputs["sage"]["text"][0].splitlines()
     assert shown[0].startswith("The slow reference version computes the attention")
-    assert "SA-10" in shown[1] and "The slow reference version runs in place of a kernel" in shown[1]
+    assert "SA-10" in shown[1] and "The slow reference version runs instead of a kernel" in shown[1]
     assert "reference · 8b" in run.outputs[REPORT]["text"][0]
 
 

@@ -53,7 +53,7 @@ def sage_attention_2() -> io.Schema:
             ),
             _input(
                 "mode",
-                "auto takes precise if it costs at most 15 % more time than 8b, else 8b. 4b is less exact. exact "
+                "auto takes precise if it costs at most 15% more time than 8b, else 8b. 4b is less exact. exact "
                 "rounds nothing.",
             ),
             _input(
@@ -151,7 +151,7 @@ def sage_attention_2_report() -> io.Schema:
             io.Image.Input(
                 "images",
                 optional=True,
-                tooltip="The decoded images, in place of samples. They pass through.",
+                tooltip="The decoded images, instead of samples. They pass through.",
             ),
             io.Boolean.Input(
                 "measure_quality",

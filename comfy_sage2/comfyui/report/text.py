@@ -39,7 +39,7 @@ NOT_MEASURED = (
     "Switch it on in this node and sample again with another seed."
 )
 WORST_LAYERS = 3
-_STAND_IN = "Start ComfyUI with --use-sage-attention, and this pack computes what goes by ComfyUI's attention"
+_STAND_IN = "Start ComfyUI with --use-sage-attention, and this pack computes all of ComfyUI's attention"
 
 
 def _headline(summary: Summary) -> str:
@@ -62,7 +62,7 @@ def _headline(summary: Summary) -> str:
 def _taken_blocks(summary: Summary) -> list[str]:
     """Whose patches replace transformer blocks. They may compute a block's attention themselves, or leave it out."""
     return [
-        f"{owner} took the place of blocks in {passes} of {summary.passes} passes"
+        f"{owner} replaced blocks in {passes} of {summary.passes} passes"
         + (f", with {calls} fewer attention calls" if calls else "")
         for owner, (passes, calls) in summary.fewer_calls.items()
     ]
@@ -92,8 +92,8 @@ def advice(session: Session) -> str:
 def _declared(session: Session) -> list[str]:
     """Which attention the model's file asks for, and what computes those layers."""
     lines = [
-        f"The model's file asks for {label} in {layers} attention layers, which this device does not have. ComfyUI's "
-        "own attention computes the calls that this node does not."
+        f"The model's file asks for {label} in {layers} attention layers. This device does not have it, so "
+        "ComfyUI's own attention computes the calls that this node does not."
         for label, layers in session.declared.missing.items()
     ]
     for label, layers in session.declared.served.items():
@@ -170,7 +170,7 @@ def session_report(session: Session, prompt: str | None = None, *, wants_quality
     lines += session.dispatcher.reasoning()
     lines += _calls(summary) + _guarded(session.dispatcher.guard)
     lines += _skipped(session.dispatcher.sparsity, summary)
-    lines += [f"q, k and v of {calls} calls came as wholes: {reason}" for reason, calls in session.wholes.items()]
+    lines += [f"q, k and v of {calls} calls were not sliced: {reason}" for reason, calls in session.wholes.items()]
     lines += _time_lines(summary, base_of(session))
     if summary.peak is not None:
         peak, plain = (f"{size / 2**20:,.0f} MiB" for size in summary.peak)
@@ -274,9 +274,9 @@ def _time_lines(summary: Summary, base: str = FULL_PRECISION) -> list[str]:
     if summary.timed_calls < summary.calls:
         unlike = summary.calls_without_time
         lines.append(
-            f"{summary.timed_calls} of {summary.calls} calls were timed, in a sample of the steps. Each of the others "
-            "counts as the mean of those of its size and mode"
-            + (f", but for {unlike} like which none was timed: they do not count." if unlike else ".")
+            f"{summary.timed_calls} of {summary.calls} calls were timed, in a sample of the steps. The others count "
+            "with the mean time of their size and mode"
+            + (f"; {unlike} do not count, because none of their size and mode was timed." if unlike else ".")
         )
     saved, basis = 0.0, "as it ran"
     if summary.speed is not None:

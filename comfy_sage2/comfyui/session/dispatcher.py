@@ -237,7 +237,7 @@ def with_backend(device: torch.device, settings: Settings) -> Settings:
     reason = probe(device, automatic).reason
     if settings.mode == "off" or reason is None:
         return automatic
-    note = f"{reason}. The slow reference version runs in place of a kernel: the same result, and no speed-up"
+    note = f"{reason}. The slow reference version runs instead of a kernel: the same result, and no speed-up"
     return replace(settings, backend=REFERENCE, notes=(*settings.notes, note))
 
 

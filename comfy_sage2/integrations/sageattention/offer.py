@@ -66,6 +66,6 @@ def refusal() -> str | None:
     if backend is not None:
         log.info("SageAttention2: this pack computes the attention of packs that import %s (%s)", NAME, backend)
         return None
-    text = f"[SA-601] this pack cannot take the place of {NAME}: {reason}"
+    text = f"[SA-601] this pack cannot replace {NAME}: {reason}"
     log.warning("SageAttention2: %s. Start ComfyUI without --use-sage-attention, or install %s", text, NAME)
     return text

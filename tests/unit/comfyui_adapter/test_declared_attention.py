@@ -202,7 +202,7 @@ def test_what_the_device_lacks_is_said(host: Any) -> None:
     session = session_with()
     session.declared = declared_layers(model_of(Child(INT8, available=False), Child(None)))
     assert not session.declared.served and session.declared.missing == {"comfy_kitchen_int8": 1}
-    assert "which this device does not have" in status(session)
+    assert "This device does not have it" in status(session)
 
 
 def test_a_compiled_model_is_named(host: Any) -> None:

@@ -250,9 +250,7 @@ def test_whose_patch_computes_blocks_itself(module: str, owner: str) -> None:
     session.end_sampling()
     summary = session.record.summary()
     assert summary.fewer_calls == {owner: (2, 3)} and summary.silent_passes == 1
-    assert f"; {owner} took the place of blocks in 2 of 4 passes, with 3 fewer attention calls" in session_report(
-        session
-    )
+    assert f"; {owner} replaced blocks in 2 of 4 passes, with 3 fewer attention calls" in session_report(session)
 
 
 def test_blocks_that_nobody_takes_are_not_told() -> None:

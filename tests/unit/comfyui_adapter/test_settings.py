@@ -91,7 +91,7 @@ def test_reference_serves_where_no_kernel_can(mode: str, caplog: pytest.LogCaptu
     assert session.dispatcher.idle_reason is None
     first, note = status(session).splitlines()
     assert first.startswith("The slow reference version computes the attention")
-    assert note.startswith("[SA-1") and ". The slow reference version runs in place of a kernel" in note
+    assert note.startswith("[SA-1") and ". The slow reference version runs instead of a kernel" in note
     assert [record.getMessage() for record in caplog.records] == [f"SageAttention2: {note}"]
 
 

@@ -125,7 +125,7 @@ def test_each_slice_is_projected_once_and_let_go() -> None:
     assert not [storage() for block in model.blocks for storage in block.attn.alive if storage() is not None]
     assert all("forward" not in vars(block.attn) for block in model.blocks)
     summary = session.record.summary()
-    assert (summary.layers, summary.calls) == (2, 2) and "as wholes" not in report([session])
+    assert (summary.layers, summary.calls) == (2, 2) and "not sliced" not in report([session])
 
 
 def test_calls_are_compared_with_comfyuis_attention_projections_and_all() -> None:
@@ -172,7 +172,7 @@ def test_where_they_cannot_be_the_call_is_whole(options: dict[str, Any], reason:
         assert close(run_pass(session, model, x), expected)
     assert not any("slices" in label for label in labels(session)) and session.record.summary().calls == 4
     assert session.record.summary().layers == 2
-    assert f"q, k and v of 4 calls came as wholes: [SA-324] {reason}" in report([session])
+    assert f"q, k and v of 4 calls were not sliced: [SA-324] {reason}" in report([session])
 
 
 def test_two_full_slices_are_slices() -> None:

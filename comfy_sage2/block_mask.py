@@ -112,7 +112,12 @@ class BlockMask:
         _check_bool(mask)
         if not isinstance(block_size, (tuple, list)) or len(block_size) != 2:
             raise TypeError(f"[SA-211] block_size must be two integers, of queries and of keys, got {block_size!r:.80}")
-        _check_at_least_1(q_block=block_size[0], kv_block=block_size[1], q_length=q_length, kv_length=kv_length)
+        sizes = {"q_block": block_size[0], "kv_block": block_size[1], "q_length": q_length, "kv_length": kv_length}
+        for name, value in sizes.items():
+            if not hasattr(value, "__index__"):  # integers of NumPy and of the compiler have it
+                raise TypeError(f"[SA-211] {name} must be an integer, got {type(value).__name__}")
+            if value < 1:
+                raise ValueError(f"[SA-211] {name} must be at least 1, got {value}")
         blocks = -(-q_length // block_size[0]), -(-kv_length // block_size[1])
         if mask.dim() != 4 or mask.numel() == 0 or tuple(mask.shape[2:]) != blocks:
             raise ValueError(
@@ -122,15 +127,6 @@ class BlockMask:
             )
         rows = _overlapping_blocks(mask, 2, block_size[0], q_length)
         return cls.from_dense(_overlapping_blocks(rows, 3, block_size[1], kv_length), is_causal=is_causal)
-
-    @classmethod
-    def full(
-        cls, q_length: int, kv_length: int, *, is_causal: bool = False, batch: int = 1, heads: int = 1
-    ) -> BlockMask:
-        """All blocks of `q_length` queries and `kv_length` keys, in the order of `from_dense`."""
-        _check_at_least_1(q_length=q_length, kv_length=kv_length, batch=batch, heads=heads)
-        shape = (batch, heads, blocks_of(q_length), blocks_of(kv_length))
-        return cls.from_dense(torch.ones(shape, dtype=torch.bool), is_causal=is_causal)
 
     def to_dense(self) -> torch.Tensor:
         """The active blocks as bool (B, Hq, Tq, Tk), made of the valid entries alone; no wait for the device."""
@@ -170,14 +166,6 @@ def _check_bool(mask: torch.Tensor) -> None:
 
 def _kind(value: object) -> object:
     return value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-def _check_at_least_1(**values: int) -> None:
-    for name, value in values.items():
-        if not hasattr(value, "__index__"):  # integers of NumPy and of the compiler have it
-            raise TypeError(f"[SA-211] {name} must be an integer, got {type(value).__name__}")
-        if value < 1:
-            raise ValueError(f"[SA-211] {name} must be at least 1, got {value}")
 
 
 def _overlapping_blocks(blocks: torch.Tensor, axis: int, block_tokens: int, length: int) -> torch.Tensor:

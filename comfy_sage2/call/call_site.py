@@ -31,10 +31,7 @@ class CallSite(NamedTuple):
 
 
 def share_of_steps(step: int, steps: int) -> float:
-    """The share of `steps` that come before `step` (from 0), to be compared with a bound.
-
-    A little more: a bound that was computed, as 0.1 + 0.2, may lie just beside its step.
-    """
+    """The share of `steps` before `step`, and a little more: a bound of 0.1 + 0.2 lies just beside its step."""
     return (step + 1e-6) / steps
 
 

@@ -257,10 +257,7 @@ def _candidate(planned: CallPlan) -> Candidate:
 
 
 def _timed_as(signature: CallSignature) -> AttentionOptions:
-    """The options of settled calls as their time is predicted.
-
-    Who takes the heads that a call chooses has later ones planned anew, where some are rotated. Most have none.
-    """
+    """Settled options as timed: later calls, which get the heads that one chose, rotate none in most layers."""
     keeps_choice = signature.options.rotate == AUTO and signature.rotated_heads is not None
     return replace(signature.options, rotate="off") if keeps_choice else signature.options
 

@@ -16,7 +16,7 @@ _FUNCTIONS = {"optimized_attention", "optimized_attention_masked", "attention"} 
 
 
 def block_of(options: Mapping[str, Any]) -> str | None:
-    """The block that ComfyUI's `transformer_options` name during a call, in words; None where they name none.
+    """The block that `transformer_options` name during a call, in words, or None.
 
     A UNet sets its part and a number as "block", and within it the transformer's "block_index"; other models set
     "block_index", and most of them "block_type": "single" for blocks that come after "double" ones and count anew.

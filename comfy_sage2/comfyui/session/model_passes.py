@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 
 class Schedule:
-    """The noise levels of one sampling: step i goes from sigmas[i] to sigmas[i + 1].
-
-    Levels may rise again, or stand there twice: a step follows from the evaluations before it too.
-    """
+    """Noise levels of a sampling, which may repeat or rise again: step i goes from sigmas[i] to sigmas[i + 1]."""
 
     # A sigma travels through float32 and back; neighboring steps lie much further apart.
     TOLERANCE = 1e-4

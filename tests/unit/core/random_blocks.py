@@ -8,8 +8,15 @@ from typing import Any
 import torch
 
 from comfy_sage2 import BlockMask
+from comfy_sage2.block_mask import blocks_of
 
-LISTS = BlockMask.full(200, 330)  # that fit `inputs`
+
+def full_blocks(q_length: int, kv_length: int, *, is_causal: bool = False, batch: int = 1, heads: int = 1) -> BlockMask:
+    shape = (batch, heads, blocks_of(q_length), blocks_of(kv_length))
+    return BlockMask.from_dense(torch.ones(shape, dtype=torch.bool), is_causal=is_causal)
+
+
+LISTS = full_blocks(200, 330)  # that fit `inputs`
 FLAG = torch.zeros(1, dtype=torch.int32)
 # Lists of one block of queries and 3 of keys with something wrong, and what is computed of them.
 INVALID_LISTS = [

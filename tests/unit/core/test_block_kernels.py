@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from random_blocks import full_blocks
 
-from comfy_sage2 import BlockMask
 from comfy_sage2.backends import block_kernels, self_test
 from comfy_sage2.backends.self_test_calls import Variant
 from comfy_sage2.kernels import loader
@@ -99,7 +99,7 @@ def test_scores(told: dict[str, Any]) -> None:
 
 def test_a_tail(told: dict[str, Any]) -> None:
     q, k, v = heads_last(4, 300), heads_last(2, 140), heads_last(2, 140)
-    out, lse, lists = torch.empty_like(q), torch.zeros(2, 4, 300), BlockMask.full(300, 140, heads=4).lists
+    out, lse, lists = torch.empty_like(q), torch.zeros(2, 4, 300), full_blocks(300, 140, heads=4).lists
     block_kernels.add_tail_(told["module"], q, k, v, out, lse, lists, 0.25)
     assert told["fields"] == {
         **FIELDS,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attention_oracle import oracle, relative_l1
+from random_blocks import full_blocks
 
 import comfy_sage2
 from comfy_sage2 import BlockMask
@@ -42,10 +43,10 @@ def test_blocks_go_from_the_last_to_the_first() -> None:
 
 
 def test_a_causal_list_begins_on_the_diagonal() -> None:
-    lists = BlockMask.full(300, 500, is_causal=True).lists
+    lists = full_blocks(300, 500, is_causal=True).lists
     assert lists.tolist() == [[[[1, 0, -1, -1, -1], [2, 1, 0, -1, -1], [3, 2, 1, 0, -1]]]]
     # More queries than keys: what lies beyond the last block begins with that one, which is the ragged one.
-    assert BlockMask.full(500, 200, is_causal=True).lists[0, 0, :, 1].tolist() == [0, 1, 1, 1]
+    assert full_blocks(500, 200, is_causal=True).lists[0, 0, :, 1].tolist() == [0, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_bad_masks_are_refused(mask: Any, error: Any, message: str) -> None:
 
 def test_bad_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="kv_length must be at least 1, got 0"):
-        BlockMask.full(128, 0)
+        BlockMask.from_blocks(torch.ones(1, 1, 1, 1, dtype=torch.bool), (128, 128), 128, 0)
 
 
 API_PAGE = Path(__file__).resolve().parents[3] / "docs" / "dev" / "api.md"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from attention_oracle import oracle
 from fake_backend import FakeBackend
-from random_blocks import FLAG, INVALID_LISTS, LISTS, expanded, inputs, random_lists
+from random_blocks import FLAG, INVALID_LISTS, LISTS, expanded, full_blocks, inputs, random_lists
 
 import comfy_sage2
 from comfy_sage2 import BlockMask, UnsupportedError
@@ -86,9 +86,9 @@ def test_lists_with_an_additive_mask() -> None:
 def test_all_blocks_are_the_dense_call_bit_for_bit(mode: str, rotate: str, is_causal: bool, shuffled: bool) -> None:
     q, k, v = inputs(lengths=(260, 330))
     choices: dict[str, Any] = {"mode": mode, "rotate": rotate, "is_causal": is_causal, "return_lse": True}
-    lists = BlockMask.full(260, 330, is_causal=is_causal)
+    lists = full_blocks(260, 330, is_causal=is_causal)
     if shuffled:
-        lists = BlockMask.full(260, 330)
+        lists = full_blocks(260, 330)
         lists.lists[..., 1:] = lists.lists[..., 1 + torch.randperm(3)]
     expected, expected_lse = comfy_sage2.attention(q, k, v, **choices)
     out, lse = comfy_sage2.attention(q, k, v, block_mask=lists, **choices)
@@ -112,7 +112,7 @@ def test_explain_names_an_invalid_entry(layout: str) -> None:
     q, k, v = inputs()
     if layout == "BNHD":
         q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    blocks = BlockMask.full(200, 330, heads=2)
+    blocks = full_blocks(200, 330, heads=2)
     assert comfy_sage2.explain(q, k, v, block_mask=blocks, layout=layout)["reference"] is None
     blocks.lists[0, 1, 1, 2] = 7
     message = r"\[SA-211\] lists of batch 0, head 1, block of queries 1: entry 2 is block 7, expected 0 to 2"
@@ -130,10 +130,10 @@ def test_explain_names_an_invalid_entry(layout: str) -> None:
             r"block_mask must be a comfy_sage2.BlockMask or None, got Tensor; make one with BlockMask",
         ),
         (BlockMask(LISTS.lists.to("meta")), ValueError, "block_mask must be on q's device cpu, got meta"),
-        (BlockMask.full(200, 385), ValueError, r"of shape \(1 or 2, 1 or 2, 2, 4\) for 200 queries and 330 keys"),
-        (BlockMask.full(128, 330), ValueError, r"in blocks of 128, got \(1, 1, 1, 4\)"),
-        (BlockMask.full(200, 330, heads=3), ValueError, r"got \(1, 3, 2, 4\)"),
-        (BlockMask.full(200, 330, batch=3), ValueError, r"got \(3, 1, 2, 4\)"),
+        (full_blocks(200, 385), ValueError, r"of shape \(1 or 2, 1 or 2, 2, 4\) for 200 queries and 330 keys"),
+        (full_blocks(128, 330), ValueError, r"in blocks of 128, got \(1, 1, 1, 4\)"),
+        (full_blocks(200, 330, heads=3), ValueError, r"got \(1, 3, 2, 4\)"),
+        (full_blocks(200, 330, batch=3), ValueError, r"got \(3, 1, 2, 4\)"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from random_blocks import full_blocks
 from recorder import BYTES_A_HEAD, STREAM, Recorder, kernel_call, misaligned
 from reference_module import RUN_ARGUMENTS
 from threads import run_in_threads
@@ -18,7 +19,6 @@ from comfy_sage2.backends import kernel_call as kernel_call_module
 from comfy_sage2.backends import launches
 from comfy_sage2.backends.module_plan import Views
 from comfy_sage2.backends.readable import is_readable, readable
-from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.call.signature import ANYONE, CallSignature, TensorForm
 from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.options import AttentionOptions
@@ -74,7 +74,7 @@ def test_options_and_optional_tensors() -> None:
     q, k, v = (torch.randn(2, heads, tokens, 20).bfloat16() for heads, tokens in ((4, 300), (2, 513), (2, 513)))
     options: dict[str, Any] = {"mode": "4b", "smooth_v": True, "is_causal": True, "scale": 0.5, "rotate": "on"}
     kernel_call(module, q, k, v, **options, pv_accumulator="fp16", return_lse=True)
-    optional = OptionalTensors(torch.zeros(300, 513), BlockMask.full(300, 513, batch=2, heads=4).lists)
+    optional = OptionalTensors(torch.zeros(300, 513), full_blocks(300, 513, batch=2, heads=4).lists)
     kernel_call(module, q, k, v, optional, rotate="auto")
     chosen, with_masks = (plan.fields for plan in module.plans)
     changed = {name: value for name, value in chosen.items() if value != PLAIN[name] and "stride" not in name}
@@ -182,7 +182,7 @@ def test_masks_are_read_where_they_are(shape: tuple[int, ...], dtype: torch.dtyp
 def test_lists_and_their_strides(batch: int, heads: int, flagged: bool) -> None:
     """The stride of lists that all share is 0."""
     q, k = torch.randn(2, 4, 300, 64).half(), torch.randn(2, 2, 513, 64).half()
-    lists = BlockMask.full(300, 513, batch=batch, heads=heads).lists
+    lists = full_blocks(300, 513, batch=batch, heads=heads).lists
     flag = torch.zeros(1, dtype=torch.int32) if flagged else None
     call, _, _ = run(q, k, k, OptionalTensors(block_mask=lists, invalid_blocks=flag))
     assert call["block_mask_key_blocks"] == 5
@@ -243,7 +243,7 @@ def in_parts(
     tensors, optional = {"q": q, "k": k, "v": v}, NO_TENSORS
     if mask is not None:
         tensors["mask"] = torch.ones(*mask, dtype=torch.bool)
-        tensors["block_mask"] = BlockMask.full(40, 40, batch=mask[0], heads=mask[1]).lists
+        tensors["block_mask"] = full_blocks(40, 40, batch=mask[0], heads=mask[1]).lists
         optional = OptionalTensors(tensors["mask"], tensors["block_mask"])
     given = (q, k, v) if layout == "BHND" else (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
     call = kernel_call(module, *given, optional, layout=layout, return_lse=True)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from random_blocks import full_blocks
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import comfy_sage2
-from comfy_sage2 import BlockMask
 from comfy_sage2.backends.reference import ReferenceCall
 from comfy_sage2.dispatch import operators
 
@@ -85,7 +85,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 PLAIN: dict[str, Any] = {
     "nothing": dict,
     "a mask": lambda: {"attn_mask": torch.ones(20, 20, dtype=torch.bool)},
-    "lists": lambda: {"block_mask": BlockMask.full(20, 20)},
+    "lists": lambda: {"block_mask": full_blocks(20, 20)},
     "a flag": lambda: {"nonfinite": torch.zeros(1, dtype=torch.int32)},
     "the LSE": lambda: {"return_lse": True},
 }

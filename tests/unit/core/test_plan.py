@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fake_backend import FakeBackend
+from random_blocks import full_blocks
 from signatures import planned, refused, signature
 from threads import run_in_threads
 
@@ -56,7 +57,7 @@ def of_dtype(dtype: torch.dtype) -> dict[str, Any]:
 
 
 MASK = torch.zeros(16, 24, dtype=torch.bool)
-LISTS = BlockMask.full(16, 24, batch=2, heads=4).lists
+LISTS = full_blocks(16, 24, batch=2, heads=4).lists
 # What is changed, and what the backend is then told other than before. Each is also a signature of its own.
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mode": (with_options(mode="4b"), {"options": AttentionOptions("4b")}),
@@ -277,7 +278,7 @@ class TestOnce:
     def test_flags_are_no_part_of_a_signature(self, kernel: FakeBackend) -> None:
         q = torch.randn(2, 4, 16, 64)
         flag = torch.zeros(1, dtype=torch.int32)
-        lists = BlockMask.full(16, 16)
+        lists = full_blocks(16, 16)
         for nonfinite in (None, flag):
             comfy_sage2.attention(q, q, q, nonfinite=nonfinite)
         for blocks in (lists, BlockMask(lists.lists, flag)):
@@ -327,7 +328,7 @@ class TestPlansOfADenseOne:
         dense = planned(plan(signature(q=q, k=q, v=q)))
         listed = planned(listed_plan(dense))
         assert listed.backend is kernel and listed.signature.block_mask is not None and listed.options == dense.options
-        lists = BlockMask.full(300, 300, batch=2, heads=4).lists
+        lists = full_blocks(300, 300, batch=2, heads=4).lists
         assert listed is plan(signature(q=q, k=q, v=q, **with_optional(block_mask=lists), backend="kernel"))
 
     def test_nobody_else_serves_them(self, able: tuple[FakeBackend, FakeBackend]) -> None:

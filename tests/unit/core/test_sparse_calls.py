@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from attention_oracle import oracle
+from random_blocks import full_blocks
 
 from comfy_sage2 import BlockMask, Sparse, UnsupportedError, attention
 from comfy_sage2.backends.block_kernels import add_tail_
@@ -266,7 +267,7 @@ def test_a_call_whose_keys_are_all_hidden_gives_zeros(fresh_seed: int) -> None:
         ({"is_causal": True}, "is_causal"),
         ({"mode": "exact"}, "mode exact"),
         ({"attn_mask": torch.ones(TOKENS, TOKENS, dtype=torch.bool)}, "a mask that differs by query"),
-        ({"block_mask": BlockMask.full(TOKENS, TOKENS)}, "block_mask"),
+        ({"block_mask": full_blocks(TOKENS, TOKENS)}, "block_mask"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

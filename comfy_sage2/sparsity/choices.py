@@ -174,7 +174,7 @@ class BlockChoices:
             counts = call_blocks(blocks).mask.lists[..., 0]
             kept = KeptBlocks(blocks, counts, choice.errors.maximum(known.blocks.errors))
         self._choices[key] = _Choice(moment, kept)
-        for other, choice_of_other in list(self._choices.items()):  # such as those of former context windows
+        for other, choice_of_other in list(self._choices.items()):  # such as those of earlier context windows
             if other.layer == key.layer and moment.step - choice_of_other.moment.step >= 2 * STEPS_SERVED:
                 self._choices.pop(other, None)
         return chosen

@@ -91,7 +91,7 @@ def attend(inputs: CallTensors, options: AttentionOptions, scale: float | None, 
     if mask is not None and not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise TypeError(
             f"[SA-204] attn_mask must be bool (True = attend) or additive floating point, got {mask.dtype}; "
-            "a mask of 0 and 1 becomes the former with attn_mask.bool()"
+            "convert a mask of 0 and 1 by attn_mask.bool()"
         )
     if options.layout != "BHND" and not q.dim() == k.dim() == v.dim() == 4:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))

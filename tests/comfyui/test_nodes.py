@@ -6,12 +6,15 @@ import io
 import json
 import re
 from dataclasses import fields
+from inspect import signature
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.integrations.diffusers import patch
 from tools.comfyui.server import ComfyServer, PromptRefused
 
 from .installations import REPOSITORY
@@ -192,13 +195,18 @@ def test_every_input_and_output_has_a_tooltip(server: ComfyServer, node: str) ->
         assert [name for name, spec in inputs(server, node).items() if len(spec[1]["tooltip"]) > 120] == []
 
 
-def test_both_nodes_have_all_settings_with_their_defaults(server: ComfyServer) -> None:
-    """A node as dragged in, a prompt with a model alone and the library agree."""
+def test_there_is_one_set_of_defaults(server: ComfyServer) -> None:
+    """A node as dragged in, a prompt with a model alone, which takes the settings', and a patch in diffusers agree."""
     both = {**inputs(server, "SageAttention2"), **inputs(server, "SageAttention2Options")}
-    defaults = {name: spec[1]["default"] for name, spec in both.items() if name not in ("model", "options")}
-    assert defaults == {field.name: field.default for field in fields(Settings) if field.name != "notes"}
+    dragged_in = {name: spec[1]["default"] for name, spec in both.items() if name not in ("model", "options")}
+    assert dragged_in == {field.name: field.default for field in fields(Settings) if field.name != "notes"}
     for node in NODES[:2]:
         assert set(info(server, node)["input"].get("required", {})) <= {"model"}
+    module, settings = torch.nn.Module(), Settings()
+    module.processor = torch.nn.Identity()
+    with patch(module) as patched:
+        assert patched.options == settings.options(settings.mode)
+    assert signature(patch).parameters["when"].default == settings.when
 
 
 @pytest.mark.parametrize("node", NODES)

@@ -188,7 +188,9 @@ _CHOSEN = """
 const nodes = app.graph.nodes.filter(n => types.length === 0 || types.includes(n.type));
 const title = LiteGraph.NODE_TITLE_HEIGHT;
 const left = Math.min(...nodes.map(n => n.pos[0])), right = Math.max(...nodes.map(n => n.pos[0] + n.size[0]));
-const top = Math.min(...nodes.map(n => n.pos[1] - title)), bottom = Math.max(...nodes.map(n => n.pos[1] + n.size[1]));
+const shown = n => document.querySelector(`[data-node-id="${n.id}"]`)?.offsetHeight ?? 0;  // in Nodes 2.0, with title
+const height = n => Math.max(n.size[1], shown(n) - title);
+const top = Math.min(...nodes.map(n => n.pos[1] - title)), bottom = Math.max(...nodes.map(n => n.pos[1] + height(n)));
 """
 # The side bar and the tabs cover the left and the upper edge of the canvas.
 _FIT = f"""([types, margin]) => {{ {_CHOSEN}

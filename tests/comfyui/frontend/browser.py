@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, ConsoleMessage, Page
 
 from tools.comfyui.server import ComfyServer, Prompt
 
@@ -35,6 +35,8 @@ READY = (
     "window.LiteGraph?.registered_node_types.SageAttention2 && window.app?.graph"
     " && app.extensionManager.workflow.activeWorkflow && !app.extensionManager.spinner"
 )
+# Errors that it tells of itself: files that a new installation lacks, and what 1.49 does while it starts.
+OWN_ERRORS = ("Failed to load resource", "ComfyApp graph accessed before initialization")
 STORE = "document.getElementById('vue-app').__vue_app__.config.globalProperties.$pinia._s.get({name!r})"
 
 
@@ -46,15 +48,18 @@ def find_chromium() -> str | None:
 
 @contextmanager
 def opened(chromium: Browser, server: ComfyServer) -> Iterator[Page]:
-    """A page with the frontend of `server`. An error of the page's scripts fails the last test that uses it."""
+    """A page with the frontend of `server`. An error in its console fails the last test that uses it."""
     page = chromium.new_page(viewport=WINDOW)
     page.set_default_timeout(100_000)  # milliseconds: on a busy machine the server takes its time
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
+    told: list[ConsoleMessage] = []
+    page.on("console", lambda line: told.append(line))
     reopen(page, server)
     yield page
     page.close()
-    assert errors == []
+    errors += [line.text for line in told if line.type == "error" and not line.text.startswith(OWN_ERRORS)]
+    assert errors == [], errors
 
 
 def write_settings(base: Path) -> None:

@@ -159,7 +159,7 @@ def _files(wheel: BundledWheel) -> Iterator[dict[str, bytes]]:
                     packed = archive.read(path)
                     files[name] = lzma.decompress(packed) if name.endswith(".xz") else packed
         yield files
-    except (zipfile.BadZipFile, lzma.LZMAError, KeyError, ValueError) as error:
+    except (zipfile.BadZipFile, lzma.LZMAError, KeyError, RuntimeError, ValueError) as error:
         raise KernelUnavailable(
             f"[SA-106] {wheel.path} is not a wheel of {wheel.part} kernels ({type(error).__name__}: {error}): "
             + REINSTALL

@@ -158,9 +158,10 @@ def test_the_module_of_this_python_out_of_several(wheels: Path) -> None:
     [
         {},
         {"build.json": b"{", "modules.json": b"{"},
+        {"build.json": b"[" * 100_000, "modules.json": b"[" * 100_000},
         {"a.cubin.xz": b"no xz", "build.json": b"{}", "modules.xz": b"no xz", "modules.json": b"{}"},
     ],
-    ids=["of something else", "no JSON", "no xz"],
+    ids=["of something else", "no JSON", "deep JSON", "no xz"],
 )
 @pytest.mark.parametrize("part", ["sm90", "host"])
 def test_a_release_that_is_broken_is_named(wheels: Path, part: str, files: dict[str, bytes]) -> None:

@@ -135,6 +135,7 @@ struct CutParams {
   int has_tail;
   float bound;      // below 0: the first cut is taken
   float tail_cost;  // in blocks
+  int padding;
 };
 
 // Means of the tokens of each key block, from those of its sub-pools.

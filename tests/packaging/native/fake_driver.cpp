@@ -220,8 +220,10 @@ EXPORT int CALL cuTensorMapEncodeTiled(unsigned char* map, int element, uint32_t
                                        const uint64_t* sizes, const uint64_t* byte_strides, const uint32_t* box,
                                        const uint32_t* element_strides, int interleave, int swizzle, int promotion,
                                        int fill) {
-  constexpr int kInvalidValue = 1, kMapBytes = 128, kMapAlignment = 64;
+  constexpr int kInvalidValue = 1, kMapBytes = 128, kMapAlignment = 64, kStrideMultiple = 16;
   if (reinterpret_cast<uintptr_t>(map) % kMapAlignment) return kInvalidValue;
+  for (uint32_t axis = 0; axis + 1 < rank; ++axis)
+    if (byte_strides[axis] % kStrideMultiple) return kInvalidValue;
   // A map that says what it was made of: it is a parameter of the kernels, so that a wrong one shows in a launch too.
   // The address stands first, so that it can be replaced.
   const int settings[] = {element, static_cast<int>(rank), interleave, swizzle, promotion, fill};

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from tools.comfyui.server import ComfyServer
 
-from .installations import REPOSITORY
+from .installations import REPOSITORY, Installation, comfyui_python
 from .prompts import LATENT, REPORT, sage, sampling, with_report
 
 
@@ -56,3 +58,15 @@ def test_a_second_copy_leaves_the_first_one_at_work(
     assert len(lines) == 1, log
     assert str(REPOSITORY) in lines[0] and str(copy) in lines[0]
     assert "Traceback" not in log and "IMPORT FAILED" not in log
+
+
+def test_a_host_may_import_the_pack_as_a_package(tmp_path: Path, installation: Installation) -> None:
+    """Then the pack itself is in use already under the name of its folder."""
+    (tmp_path / "custom_nodes").mkdir()
+    (tmp_path / "custom_nodes" / "comfy_sage2").symlink_to(REPOSITORY, target_is_directory=True)
+    code = "import custom_nodes.comfy_sage2 as pack; print(pack.OTHER, pack.IMPORTED)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(installation.root)))}
+    process = subprocess.run(
+        [comfyui_python(), "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    assert process.stdout.strip().endswith("None True"), process.stderr

@@ -92,12 +92,16 @@ Run = Callable[..., Launched]
 
 @pytest.fixture
 def run(architecture: kernel_table.Architecture, built: Path, tmp_path: Path) -> Run:
-    """Runs code in an interpreter of its own that has the module of a folder; `driver`: which of the fake ones."""
+    """Runs code in an interpreter of its own that has the module of a folder.
 
-    def run(folder: Path, code: str, *arguments: str, driver: str = "driver") -> Launched:
+    driver: which of the fake ones. further: of its environment.
+    """
+
+    def run(folder: Path, code: str, *arguments: str, driver: str = "driver", **further: str) -> Launched:
         log = tmp_path / "log"
         log.write_text("")
         environment = {"FAKE_CUDA_LOG": str(log), "FAKE_CUDA_VERSION": "13000", "LD_LIBRARY_PATH": str(built / driver)}
+        environment |= further
         command = [
             sys.executable,
             "-c",

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+import lzma
 import math
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,27 @@ KINDS = {
     "block_lists": "BlockListParams", "pooled_tail": "TailParams", "row_sample": "SampleParams",
     "row_masses": "RowParams", "row_errors": "RowParams", "chosen_cuts": "CutParams",
 }  # fmt: skip
+
+
+# Of kernels whose images are texts: released ones may have other parameters.
+PARAMETER_BYTES = "\n".join(f"{prefix} {ctypes.sizeof(STRUCTURES[kind])}" for prefix, kind in KINDS.items())
+IMAGES = ("token_pools", "block_scores", "block_lists", "pooled_tail", "row_errors")
+
+
+@pytest.fixture
+def select(made: Path, architecture: kernel_table.Architecture, run: Run, tmp_path: Path) -> Callable[..., Any]:
+    """Runs code with cases as JSON: what it printed, and its launches."""
+    folder = tmp_path / "made"
+    shutil.copytree(made, folder)
+    for image in IMAGES:
+        (folder / f"comfy_sage2_{architecture.name}" / f"{image}.cubin.xz").write_bytes(lzma.compress(image.encode()))
+
+    def select(code: str, cases: list[Any]) -> Any:
+        path = tmp_path / "cases.json"
+        path.write_text(json.dumps(cases))
+        return run(folder, code, str(path), FAKE_CUDA_PARAMETER_BYTES=PARAMETER_BYTES)
+
+    return select
 
 
 def read(line: str) -> tuple[str, int, Any]:
@@ -102,11 +125,10 @@ def one_case() -> list[Any]:
     return [sizes, dict(q_strides=strides(), k_strides=strides()), random.random() < 0.5, of_tail, of_lists]
 
 
-def test_selections_tell_their_kernels_everything(made: Path, run: Run, fresh_seed: int, tmp_path: Path) -> None:
+def test_selections_tell_their_kernels_everything(select: Callable[..., Any], fresh_seed: int) -> None:
     random.seed(fresh_seed)
     cases = [one_case() for _ in range(40)]
-    (tmp_path / "cases.json").write_text(json.dumps(cases))
-    ends, lines = run(made, SELECT, str(tmp_path / "cases.json"))
+    ends, lines = select(SELECT, cases)
     launched: list[list[tuple[str, int, Any]]] = [[] for _ in range(3 * len(cases))]
     for line in lines:
         launched[int(line.partition(" stream ")[2].split()[0])].append(read(line))
@@ -255,16 +277,10 @@ def assert_told(values: Any, given: dict[str, Any], **further: Any) -> None:
         assert list(values.counts)[: values.cuts] == given["counts"]
 
 
-def test_choices_tell_their_kernels_everything(
-    made: Path, architecture: kernel_table.Architecture, run: Run, fresh_seed: int, tmp_path: Path
-) -> None:
+def test_choices_tell_their_kernels_everything(select: Callable[..., Any], fresh_seed: int) -> None:
     random.seed(fresh_seed)
-    images = made / f"comfy_sage2_{architecture.name}"
-    if not (images / "row_errors.cubin.xz").exists():  # released ones may be older
-        shutil.copyfile(images / "block_lists.cubin.xz", images / "row_errors.cubin.xz")
     choices = [one_choice() for _ in range(20)]
-    (tmp_path / "choices.json").write_text(json.dumps(choices))
-    launched = [read(line) for line in run(made, CHOOSE, str(tmp_path / "choices.json"))[1]]
+    launched = [read(line) for line in select(CHOOSE, choices)[1]]
     for number, (sample, rows, cuts) in enumerate(choices):
         (of_sample, of_masses, of_rows, of_cuts) = launched[4 * number : 4 * number + 4]
         element = {2: "fp16", 3: "bf16"}[sample["element"]]

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <sstream>
 #include <string>
 
 #ifdef _WIN32
@@ -106,6 +107,20 @@ int parameter_bytes(const char* info, const char* end) {
   return bytes;
 }
 
+// Of a kernel of an image that is a text: FAKE_CUDA_PARAMETER_BYTES has a number for all, or one a line for those whose
+// names begin as the line does.
+int told_parameter_bytes(const std::string& kernel) {
+  const char* told = std::getenv("FAKE_CUDA_PARAMETER_BYTES");
+  if (!told) return sizeof(int64_t);
+  if (!std::strchr(told, ' ')) return std::atoi(told);
+  std::istringstream lines(told);
+  std::string prefix;
+  for (int bytes; lines >> prefix >> bytes;) {
+    if (kernel.compare(0, prefix.size(), prefix) == 0) return bytes;
+  }
+  return 0;
+}
+
 // Reads an image's kernels, and returns its size. A cubin is an ELF file of 64 bits.
 uint64_t read_elf(const char* image, Module& module) {
   const uint64_t sections = read<uint64_t>(image + 40);
@@ -182,8 +197,7 @@ EXPORT int CALL cuModuleGetFunction(void** found, void* module, const char* name
   constexpr int kNotFound = 500;
   Module& loaded = *static_cast<Module*>(module);
   if (!loaded.is_elf) {
-    const char* bytes = std::getenv("FAKE_CUDA_PARAMETER_BYTES");
-    loaded.functions[name] = {name, bytes ? std::atoi(bytes) : static_cast<int>(sizeof(int64_t))};
+    loaded.functions[name] = {name, told_parameter_bytes(name)};
   }
   const auto function = loaded.functions.find(name);
   if (function == loaded.functions.end()) {

@@ -16,7 +16,7 @@ from ..text import quoted
 
 AUTO = "auto"
 MODES = (AUTO, *QUANTIZED, EXACT, "off")
-SPARSE = ("off", "light", "medium", "strong", "draft 20%", "draft 10%")
+SPARSE = ("off", "light", "medium", "strong", "draft 20 %", "draft 10 %")
 SPARSE_OFF = SPARSE[0]
 TARGETS = ("self and cross", "self only")
 WHERE_FASTER, ALWAYS, FASTEST = WHEN = ("where it is faster", "always", "whatever is fastest")

@@ -25,8 +25,8 @@ LEVELS = {
     "light": Level(bound=0.02, tail=True),
     "medium": Level(bound=0.05, tail=True),
     "strong": Level(bound=0.1, tail=True),
-    "draft 20%": Level(share=0.2, tail=True),
-    "draft 10%": Level(share=0.1, tail=True),
+    "draft 20 %": Level(share=0.2, tail=True),
+    "draft 10 %": Level(share=0.1, tail=True),
 }
 """Of `sparse`."""
 

@@ -89,7 +89,7 @@ def test_choices_are_the_same_on_every_machine(server: ComfyServer) -> None:
     both = {**inputs(server, "SageAttention2"), **inputs(server, "SageAttention2Options")}
     choices = {name: spec[1].get("options", spec[0]) for name, spec in both.items()}
     assert choices["mode"] == ["auto", "8b", "4b", "precise", "exact", "off"]
-    assert choices["sparse"] == ["off", "light", "medium", "strong", "draft 20%", "draft 10%"]
+    assert choices["sparse"] == ["off", "light", "medium", "strong", "draft 20 %", "draft 10 %"]
     assert choices["when"] == ["where it is faster", "always", "whatever is fastest"]
     assert choices["apply_to"] == ["self and cross", "self only"]
     assert choices["rotate"] == ["auto", "on", "off"]

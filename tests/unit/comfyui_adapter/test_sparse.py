@@ -215,7 +215,7 @@ def test_nothing_is_kept_after_a_sampling() -> None:
 
 @pytest.mark.parametrize("mode", ["8b", "precise"])
 def test_a_draft_computes_a_share_and_the_rest_by_means(mode: str) -> None:
-    session, tensors = sparse("draft 20%", mode=mode), focused(30, beside=2)
+    session, tensors = sparse("draft 20 %", mode=mode), focused(30, beside=2)
     outs = session.sampled(tensors)
     assert session.listed() == [False, True, True, True, True]
     (layer,) = session.figures().values()
@@ -228,7 +228,7 @@ def test_a_draft_computes_a_share_and_the_rest_by_means(mode: str) -> None:
         ).flatten(2)
         torch.testing.assert_close(outs[step], expected)
     text = report([session])
-    assert "Key blocks skipped (sparse draft 20%): 25.0% of the blocks of 4 calls were computed" in text
+    assert "Key blocks skipped (sparse draft 20 %): 25.0% of the blocks of 4 calls were computed" in text
     assert f"the others by their means in {HEADS} of {HEADS} heads; relative L2 error of the worst head" in text
     assert 0.0 < layer.error < 1.0
 
@@ -236,7 +236,7 @@ def test_a_draft_computes_a_share_and_the_rest_by_means(mode: str) -> None:
 def test_in_a_draft_text_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     with_kinds(monkeypatch, TokenKinds(packed_length=TOKENS, packed_beside=((300, 301),)))
     tensors = focused(4)
-    out = sparse("draft 10%", dense_percent=0.0).sampled(tensors, 1)[0]
+    out = sparse("draft 10 %", dense_percent=0.0).sampled(tensors, 1)[0]
     assert torch.equal(out[:, 256:384], dense(tensors)[:, 256:384])
 
 

@@ -225,7 +225,7 @@ def test_sparse_self_attention_chooses_its_blocks_in_each_call(
     assert patched.calls == {"reference": LAYERS, "reference, sparse": LAYERS} and not patched.dense
     assert not torch.equal(sparse, dense)
     monkeypatch.setattr(Sparse, "blocks", _fails)
-    with patch(transformer, backend="reference", sparse="draft 20%") as patched:
+    with patch(transformer, backend="reference", sparse="draft 20 %") as patched:
         assert torch.equal(run(transformer), dense)
     assert patched.dense == {"no memory": LAYERS} and "computed all key blocks: no memory" in patched.summary()
 

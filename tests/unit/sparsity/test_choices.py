@@ -60,7 +60,7 @@ class Sampling:
 def test_levels_are_bounds_of_relative_l2_or_shares() -> None:
     """Workflows name them."""
     bounds = {"light": 0.02, "medium": 0.05, "strong": 0.1}
-    shares = {"draft 20%": 0.2, "draft 10%": 0.1}
+    shares = {"draft 20 %": 0.2, "draft 10 %": 0.1}
     expected = {name: Level(bound=bound, tail=True) for name, bound in bounds.items()}
     assert expected | {name: Level(share=share, tail=True) for name, share in shares.items()} == LEVELS
 
@@ -173,7 +173,7 @@ def test_packed_blocks_come_back(blocks: int, fresh_seed: int) -> None:
     assert kept.skipped_share() == pytest.approx(1.0 - active.float().mean().item())
 
 
-@pytest.mark.parametrize("level", ["draft 20%", "strong"])
+@pytest.mark.parametrize("level", ["draft 20 %", "strong"])
 def test_short_calls_by_a_bound_have_no_tail(level: str) -> None:
     q, k, v = (torch.randn(1, 2, 128 * BLOCKS, 16) for _ in range(3))
     choices = BlockChoices(LEVELS[level])

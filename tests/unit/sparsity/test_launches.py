@@ -68,7 +68,7 @@ def launches(
 
 @pytest.mark.parametrize(
     ("level", "most", "most_without_kernels"),
-    [(Level(bound=0.05), 20, 64), (LEVELS["medium"], 25, 123), (LEVELS["draft 10%"], 25, 114)],
+    [(Level(bound=0.05), 20, 64), (LEVELS["medium"], 25, 123), (LEVELS["draft 10 %"], 25, 114)],
 )
 def test_launches_do_not_grow_with_tokens_and_heads(
     level: Level, most: int, most_without_kernels: int, monkeypatch: pytest.MonkeyPatch

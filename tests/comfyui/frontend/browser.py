@@ -35,8 +35,13 @@ READY = (
     "window.LiteGraph?.registered_node_types.SageAttention2 && window.app?.graph"
     " && app.extensionManager.workflow.activeWorkflow && !app.extensionManager.spinner"
 )
-# Errors that it tells of itself: files that a new installation lacks, and what 1.49 does while it starts.
-OWN_ERRORS = ("Failed to load resource", "ComfyApp graph accessed before initialization")
+# Errors that it tells of itself: files that a new installation lacks, the list of templates that 1.27 expects and newer
+# packages of templates lack, and what 1.49 does while it starts.
+OWN_ERRORS = (
+    "Failed to load resource",
+    "Error fetching workflow templates",
+    "ComfyApp graph accessed before initialization",
+)
 STORE = "document.getElementById('vue-app').__vue_app__.config.globalProperties.$pinia._s.get({name!r})"
 
 

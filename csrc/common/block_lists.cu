@@ -79,7 +79,7 @@ __device__ __forceinline__ void mark(unsigned* bitmap, const BlockListParams& pa
       const unsigned equal = __ballot_sync(kAllLanes, is_equal);
       active = exists && (value > cut.value || (is_equal && __popc(equal & ((1u << lane) - 1)) < cut.equal));
       cut.equal -= min(cut.equal, __popc(equal));
-      active |= exists && (score != score || (forced && forced[block]));
+      active |= exists && ((params.counts && score != score) || (forced && forced[block]));
     }
     const unsigned bits = __ballot_sync(kAllLanes, active);
     if (lane == 0) bitmap[first / 32] |= bits;

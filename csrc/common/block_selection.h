@@ -57,7 +57,7 @@ struct BlockScoreParams {
 struct BlockListParams {
   const float* scores;          // (batch, heads, query_blocks, key_blocks), or null
   const float* threshold;       // (batch, heads), or null
-  const int* counts;            // (batch, heads), or null: so many blocks of each row
+  const int* counts;            // (batch, heads), or null: so many blocks of each row, and those whose score is NaN
   const unsigned char* forced;  // (batch, heads, key_blocks), or null: active beside those
   const unsigned char* always;  // (key_blocks), or null
   const unsigned char* dense;   // (query_blocks), or null

@@ -73,9 +73,9 @@ def test_parts_get_smaller_without_memory(name: str, fresh_seed: int) -> None:
     q, k, v = fused(65_536, 8)  # the quantized tensors of one head take 24 MiB, more than the allocator has left over
     expected = bound(name, q, k, v, layout="BNHD").run(q, k, v)[0]
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
     for room, fits in ((40 << 20, True), (2 << 20, False)):
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + q.nbytes + room) / total)
         try:
             call = bound(name, q, k, v, layout="BNHD")
@@ -83,7 +83,6 @@ def test_parts_get_smaller_without_memory(name: str, fresh_seed: int) -> None:
                 out = call.run(q, k, v)[0]
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
-            torch.cuda.empty_cache()
         assert torch.equal(out, expected)  # which takes memory too
     assert torch.equal(bound(name, q, k, v, layout="BNHD").run(q, k, v)[0], expected)
 

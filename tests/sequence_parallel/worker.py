@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from comfy_sage2.integrations.yunchang import attention_processor
 
-from .cases import SCALE, Case, cases
+from .cases import SCALE, Case, cases, sparse_with_few_heads
 from .process import arguments_of, joined
 
 
@@ -39,7 +39,7 @@ def output_of(case: Case, rank: int, processes: int, arguments: argparse.Namespa
         attend = yunchang.LongContextAttention(attn_type=kinds[case.attention])
     whole = case.inputs(arguments.device, getattr(torch, arguments.dtype), arguments.tokens, arguments.head_dim)
     parts = [tensor.chunk(processes, 2)[rank].transpose(1, 2).contiguous() for tensor in whole]
-    with torch.no_grad():
+    with torch.no_grad(), sparse_with_few_heads():
         out: torch.Tensor = attend(*parts, softmax_scale=SCALE, causal=case.is_causal)
     return out.transpose(1, 2).cpu().contiguous()
 

@@ -30,7 +30,7 @@ BOUND, SHARE = Sparse(bound=0.5, always=((0, 200),)), Sparse(share=0.3)
 
 @contextmanager
 def sparse_with_few_heads() -> Iterator[None]:
-    """Blocks are chosen by a bound from 64 blocks of keys on, however few the heads are and whatever wheels are there."""
+    """Blocks are chosen by a bound from 64 blocks of keys on, whatever the number of heads and the wheels are."""
     with patch.object(levels, "LEAST_BLOCKS", 32), patch.object(levels, "LEAST_HEADS", 1):
         yield
 

@@ -50,8 +50,8 @@ struct QuantizeParams {
   Strided q, k, v;
   const float *k_mean, *v_mean, *v_scale;
   unsigned char *q_tiles, *k_tiles, *v_tiles;
-  float* q_scale;       // (q slices, query blocks, query_scales(bits)): with softmax scale and log2(e)
-  float* k_scale;       // (slices, key blocks, kKeyGroups)
+  float* q_scale;  // (q slices, query blocks, query_scales(bits)): with softmax scale and log2(e)
+  float* k_scale;  // (slices, key blocks, kKeyGroups)
   // Of V in INT8. (slices, key blocks): the largest relative to v_maximum, over all channels; negative where tokens
   // have scales of their own beside it.
   float* v_tile_scale;

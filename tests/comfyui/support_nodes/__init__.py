@@ -93,7 +93,6 @@ class HiddenAttention(io.ComfyNode):
 def changed_outputs(change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Within it `change` makes the output of each call of the pack's backends."""
     plans: Any = sys.modules["comfy_sage2.dispatch.plan"].CallPlan
-    slots = {name: getattr(plans, name) for name in ("run", "run_reshaped")}
 
     def changing(run: Callable[..., Any] | None) -> Callable[..., Any] | None:
         if run is None:
@@ -109,16 +108,17 @@ def changed_outputs(change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[
 
         return changed
 
-    def changing_slot(slot: Any) -> property:
-        return property(lambda plan: changing(slot.__get__(plan)), slot.__set__)
+    def changing_attribute(name: str) -> property:
+        return property(lambda plan: changing(vars(plan)[name]), lambda plan, run: vars(plan).update({name: run}))
 
-    for name, slot in slots.items():
-        setattr(plans, name, changing_slot(slot))
+    names = ("run", "run_reshaped")
+    for name in names:
+        setattr(plans, name, changing_attribute(name))
     try:
         yield
     finally:
-        for name, slot in slots.items():
-            setattr(plans, name, slot)
+        for name in names:
+            delattr(plans, name)
 
 
 class Fault(io.ComfyNode):

@@ -202,6 +202,7 @@ def body(device: torch.device) -> list[str]:
         list(dict.fromkeys(candidate for seconds in of_rows for candidate in seconds))
         for of_rows in ([row.in_a_row for row in checked], [row.on_gpu for row in checked])
     )
+    on_gpu = [candidate for candidate in on_gpu if candidate.mode != EXACT]  # those stand in a row
     over = sum(row.loss > 0.03 for row in checked)
     return [
         *lines,

@@ -5,8 +5,9 @@
 Beside ours: ComfyUI's default and, where this ComfyUI offers it, comfy-kitchen's INT8, with plain tensors and with
 ComfyUI's containers. Peaks are torch's `max_memory_allocated` over what was there before, q, k and v among it in calls.
 Times are medians of five rounds or more, each in an order drawn anew. The attention of an H3 block has its real size
-and random weights. The longest clip is the longest of which a step can be sampled where torch may allocate no more
-than a smaller card has (`set_per_process_memory_fraction`); its random weights are in FP8 and offloaded by ComfyUI.
+and random weights. The longest clip is the longest of which two of the model's 50 blocks, which are alike, can be
+computed where torch may allocate no more than a smaller card has (`set_per_process_memory_fraction`); the whole model's
+random weights are in FP8 and offloaded by ComfyUI.
 Run it with a Python that has ComfyUI's requirements.
 """
 
@@ -51,7 +52,8 @@ CALLS = ((38_010, 56), (75_600, 40), (104_050, 56), (178_000, 56))
 BLOCKS = (38_010, 104_050, 178_000)
 CARDS = (12, 16)  # GiB
 H3 = next(family for family in FAMILIES if family.name == "MiniMax H3")
-_FRAMES, _MOST_FRAMES = 37, 400  # of latents: 5 s, and more than any card holds
+_FRAMES, _MOST_FRAMES = 37, 160  # of latents: 5 s, and more than the cards hold
+_PRECISION = 12  # a clip's length is searched to a part of it
 _SECONDS, _HEAT_SECONDS, _MIB = 20.0, 20.0, 2**20
 
 Run = Callable[[], torch.Tensor]
@@ -149,15 +151,15 @@ def in_fp8(device: torch.device) -> Any:
     config = model_config(H3.model)(dict(H3.real.config))
     config.set_inference_dtype(torch.float8_e4m3fn, torch.bfloat16, device=device)
     model = config.get_model({}, "", device=torch.device("cpu"))
-    values = torch.randn(1 << 28, dtype=torch.bfloat16)
+    values: dict[torch.Size, torch.Tensor] = {}
     for parameter in model.diffusion_model.parameters():
+        shape = parameter.shape
         if parameter.ndim > 1:
-            size = parameter.numel()
-            parameter.data = (
-                (values[:size] * (size / parameter.shape[0]) ** -0.5).view(parameter.shape).to(parameter.dtype)
-            )
+            if shape not in values:
+                values[shape] = (torch.randn(shape, dtype=torch.bfloat16) * shape[1] ** -0.5).to(parameter.dtype)
+            parameter.data = values[shape].clone()
         else:
-            parameter.data = torch.ones(parameter.shape, dtype=torch.bfloat16)
+            parameter.data = torch.ones(shape, dtype=torch.bfloat16)
     for buffer in model.diffusion_model.buffers():
         buffer.copy_(10000.0 ** -(torch.arange(buffer.numel()) / buffer.numel()))  # the frequencies of its positions
     model.diffusion_model.eval().requires_grad_(False)
@@ -184,25 +186,36 @@ def card(gigabytes: int, device: torch.device) -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
+class _Enough(Exception):
+    """Two blocks have been computed."""
+
+
+def _stop(*_: Any) -> None:
+    raise _Enough
+
+
 def longest(candidate: Any) -> int:
-    """Frames of latents of the longest clip of which a step can be sampled, within a frame in 32."""
+    """Frames of latents of the longest clip of which two blocks can be computed; 0 where not even the shortest can."""
     fits, fails = 0, _MOST_FRAMES
-    while fails - fits > max(fits // 32, 1):
-        frames = (fits + fails) // 2 if fails < _MOST_FRAMES or fits else _FRAMES
-        if fits and fails == _MOST_FRAMES:
-            frames = min(2 * fits, _MOST_FRAMES - 1)
+    frames = _FRAMES
+    while fails - fits > max(fits // _PRECISION, 1):
         try:
             sample(candidate, H3, clip(frames), 1)
-            fits = frames
         except torch.cuda.OutOfMemoryError:
             fails = frames
+        except _Enough:
+            fits = frames
         clear()
+        if not fits:
+            return 0
+        frames = (fits + fails) // 2
     return fits
 
 
 def clips(device: torch.device) -> list[str]:
     """The table of longest clips."""
     patcher = in_fp8(device)
+    patcher.model.diffusion_model.blocks[2].register_forward_pre_hook(_stop)
     candidates: dict[str, Any] = {DEFAULT: patcher.clone()}
     override = comfy_kitchen(takes_containers=True)
     if override is not None:
@@ -245,9 +258,9 @@ def body(options: argparse.Namespace, device: torch.device) -> list[str]:
     if options.clips:
         lines += [
             "",
-            "The longest clip of MiniMax H3 of which a step can be sampled, in frames of latents, where torch may "
-            "allocate as much as on a smaller card: random weights in FP8, offloaded as ComfyUI does it. ComfyUI's "
-            "functions behind the attention are as they are, and take more memory than it.",
+            "The longest clip of MiniMax H3 that fits, in frames of latents, to a twelfth, where torch may allocate as "
+            "much as on a smaller card: all 50 blocks with random weights in FP8, offloaded as ComfyUI does it, of "
+            "which the first two are computed. ComfyUI's MLP after the attention is as it is.",
             "",
             *clips(device),
         ]

@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from statistics import mean
 from typing import Any
 
@@ -25,7 +26,7 @@ from comfy_sage2.autotune.auto_mode import auto_mode
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AUTO, MODES, AttentionOptions
 from comfy_sage2.sparsity.call_blocks import add_tail_
-from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment
+from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment, values
 from comfy_sage2.sparsity.errors import Inputs
 from comfy_sage2.sparsity.levels import LEVELS, Level
 from comfy_sage2.timing.measure import ensure_timed
@@ -94,6 +95,11 @@ class SparseAttention:
         out, lse = self._ours(q, k, v, block_mask=blocks.mask)
         add_tail_(blocks, q, k, v, out, lse, "BHND", scale)
         return out
+
+    def computed_share(self) -> float:
+        """The share of the blocks that the sparse calls of the last sampling computed."""
+        computed = [figure for figures in self._choices.figures.values() for figure in figures.computed]
+        return mean(chain.from_iterable(values(computed)))
 
 
 def attentions(device: torch.device) -> dict[str, Attend]:

@@ -6,6 +6,7 @@
 Whole calls at Wan 14B's 720p shape, with quantization, the choice of blocks and their lists, in an order drawn anew in
 each round. The inputs are random and video-like: queries and keys of a head match where tokens are near each other, and
 each head has its own idea of near. Errors are relative L2 of a head on sampled rows, against attention in float32.
+Whole samplings follow, with the node's rule of steps, in which a choice of blocks serves two steps.
 Sol-Attn is measured where comfy_kitchen can be imported; a build is a kernel package for this GPU, as for `lab bench`.
 """
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -28,11 +30,13 @@ from comfy_sage2.backends.kernel_call import KernelCall
 from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.sparsity.levels import LEVELS
 
 from ..arguments import above_0, add_seed, cuda_device, parser_of
 from ..bench.candidates import Call, PreparedCandidate
 from ..bench.ours import Build
 from ..bench.timing import Timed, heat, time_in_rounds
+from ..evaluation.videos import SparseAttention
 from ..result_page import page_head, show, table, write
 from .sparse_inputs import video_like
 
@@ -42,6 +46,8 @@ DENSE = "dense 8b"
 SHARES, TAIL_SHARES, BOUNDS = (0.58, 0.39, 0.2, 0.1, 0.05), (0.5, 0.2, 0.1, 0.05), (0.02, 0.05, 0.1)
 OPTIONS = AttentionOptions("8b", layout="BNHD", rotate="off")
 _ROWS, _SECONDS, _HEAT_SECONDS = 384, 60.0, 20.0
+_LAYERS, _STEPS, _JUDGED_STEPS = 4, 20, (10, 11)  # of samplings; a choice, and one that serves a second step
+_MODEL_LAYERS = 40
 
 Attend = Callable[[], torch.Tensor]
 
@@ -118,6 +124,60 @@ def rows(times: Mapping[str, Timed], lost: Mapping[str, tuple[float, float]]) ->
     return table(["call", "ms", "least to most", "times as fast", "error, mean", "worst"], cells)
 
 
+def _with_lse(options: AttentionOptions, *tensors: torch.Tensor, **blocks: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return attention(*tensors, options=options, return_lse=True, **blocks)
+
+
+class Sampled:
+    """What the attention of samplings took and lost."""
+
+    def __init__(self) -> None:
+        self.milliseconds = 0.0
+        self.errors: list[tuple[float, float]] = []
+
+
+def samplings(device: torch.device, seed: int) -> list[str]:
+    """The table of whole samplings: a row for each level.
+
+    All levels take their turns call by call, in an order drawn anew. In each step q, k and v have other noise, which
+    falls from step to step.
+    """
+    options = replace(OPTIONS, layout="BHND", return_lse=True)
+    sparse = {name: SparseAttention(partial(_with_lse, options), level) for name, level in LEVELS.items()}
+    attend = {DENSE: lambda q, k, v: attention(q, k, v, options=options, return_lse=False)} | sparse
+    layers = [video_like(GRID, HEADS, HEAD_DIM, device, seed + layer) for layer in range(_LAYERS)]
+    sampled, rng = {name: Sampled() for name in attend}, random.Random(seed)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for step in range(_STEPS):
+        for level in sparse.values():
+            level.begin_step(step, _STEPS)
+        for layer in layers:
+            noise = 0.5 * (1.0 - step / _STEPS)
+            q, k, v = (torch.randn_like(x).mul_(noise).add_(x).transpose(1, 2) for x in layer[:3])
+            rows = torch.randperm(q.shape[2], device=device)[:_ROWS]
+            judged = None
+            if step in _JUDGED_STEPS:
+                by_tokens = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+                judged = Inputs(*by_tokens, rows, exact_rows(*by_tokens, rows))
+            for name in rng.sample(list(attend), len(attend)):
+                start.record()
+                out = attend[name](q, k, v)
+                end.record()
+                end.synchronize()
+                sampled[name].milliseconds += start.elapsed_time(end)
+                if judged is not None:
+                    sampled[name].errors.append(errors(out.transpose(1, 2), judged))
+    dense = sampled[DENSE].milliseconds
+    cells = []
+    for name, result in sampled.items():
+        seconds = result.milliseconds / 1000 * _MODEL_LAYERS / _LAYERS
+        means, worst = zip(*result.errors, strict=True)
+        computed = f"{sparse[name].computed_share():.0%}" if name in sparse else "100%"
+        faster = f"{dense / result.milliseconds:.2f}"
+        cells.append([name, f"{seconds:.1f}", faster, computed, f"{sum(means) / len(means):.4f}", f"{max(worst):.4f}"])
+    return table(["", "attention (s)", "times as fast", "blocks in sparse calls", "error, mean", "worst"], cells)
+
+
 def body(device: torch.device, builds: Sequence[Build], seed: int, seconds: float) -> list[str]:
     """Measure; the page below its head."""
     q, k, v, _ = video_like(GRID, HEADS, HEAD_DIM, device, seed)
@@ -136,6 +196,13 @@ def body(device: torch.device, builds: Sequence[Build], seed: int, seconds: floa
         "choice serves two steps.",
         "",
         *rows(times, lost),
+        "",
+        "## Samplings",
+        "",
+        f"The attention of {_STEPS} steps, the first 20 % of them dense: {_LAYERS} layers of the same size, times "
+        f"{_MODEL_LAYERS // _LAYERS}, with the choices of blocks and tails. Errors of two sparse steps.",
+        "",
+        *samplings(device, seed),
     ]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -91,9 +91,14 @@ def declared_layers(model: Any, patches: Mapping[str, Any] | None = None) -> Dec
     diffusion_model = getattr(model, "diffusion_model", None)
     if not isinstance(diffusion_model, torch.nn.Module):
         return NONE_DECLARED
+    return declared_by(_children(diffusion_model, patches or {}))
+
+
+def declared_by(children: Iterable[Any]) -> DeclaredLayers:
+    """What these modules ask for, into which ComfyUI has read it."""
     served: Counter[str] = Counter()
     missing: Counter[str] = Counter()
-    for child in _children(diffusion_model, patches or {}):
+    for child in children:
         label = _label(getattr(child, "config", None))
         if label:
             (missing if getattr(child, "function", None) is None else served)[label] += 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -34,17 +35,20 @@ def owner_of(function: object) -> str:
     return "ComfyUI's attention node" + ("" if chosen is None else f" ({one_line(chosen[:_LONGEST])})")
 
 
-def pack_within(model: torch.nn.Module) -> str | None:
-    """The folder of the pack that replaced a method of one of the modules of `model` by its own function, or None."""
-    functions = (function for module in model.modules() for function in replaced_methods(module))
-    return next(filter(None, (pack_of(getattr(function, "__func__", function)) for function in functions)), None)
+def replaced_methods(modules: Iterable[torch.nn.Module]) -> list[object]:
+    """The functions that replace methods of the class, such as forward, on one of the modules alone."""
+    functions: list[object] = []
+    for module in modules:
+        module_class: Any = type(module)
+        own, methods = vars(module), _methods(module_class)
+        if not methods.isdisjoint(own):  # mostly it is, and a model has thousands of modules
+            functions += [value for name, value in own.items() if name in methods and callable(value)]
+    return functions
 
 
-def replaced_methods(module: torch.nn.Module) -> Iterator[object]:
-    """The functions that replace methods of the class, such as forward, on this module alone."""
-    for name, value in vars(module).items():
-        if callable(value) and callable(getattr(type(module), name, None)):
-            yield value
+@lru_cache(maxsize=1024)
+def _methods(module_class: type) -> frozenset[str]:
+    return frozenset(name for name in dir(module_class) if callable(getattr(module_class, name, None)))
 
 
 def pack_of(function: object) -> str | None:

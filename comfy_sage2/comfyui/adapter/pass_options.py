@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-import torch
-
 from ...sparsity.choices import ModelChanges
 
 _SAID_BY_PROMPTS = ("uuids", "context_window")
-# Parts of the names that ComfyUI's models give to the modules of their cross-attentions.
-_CROSS = ("cross", "attn2")
 
 
 def prompts_of(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -49,9 +45,3 @@ def replaces_blocks(options: Mapping[str, Any]) -> bool:
     """Whether a patch of this pass replaces blocks, which may then make no attention calls."""
     patches = options.get("patches_replace")
     return isinstance(patches, Mapping) and any(patches.values())
-
-
-def has_cross_attention(model: torch.nn.Module) -> bool:
-    """Whether one of the modules of `model` is a cross-attention, by its name or its class."""
-    names = (f"{name} {type(module).__name__}".lower() for name, module in model.named_modules())
-    return any(part in name for name in names for part in _CROSS)

@@ -10,9 +10,10 @@ import torch
 
 from ...timing.measure import ensure_timed
 from ..adapter import packs
-from ..adapter.declared_attention import declared_layers
+from ..adapter.declared_attention import declared_by
 from ..adapter.layers import attention_layers
-from ..adapter.pass_options import changes_of, has_cross_attention
+from ..adapter.model_modules import ModelModules
+from ..adapter.pass_options import changes_of
 from ..adapter.token_kinds import TokenKinds
 from ..report.text import session_headline
 from ..session.session import Session, log
@@ -47,12 +48,10 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
         guider = executor.class_obj
 
         def begin() -> None:
-            diffusion_model = getattr(guider.model_patcher.model, DIFFUSION_MODEL, None)
             session.model, session.prompt = type(guider.model_patcher.model).__name__, running_prompt()
             session.begin_sampling(
                 sigmas.tolist(),
-                can_repeat=_model_keeps_nothing(guider.model_patcher, guider.model_options),
-                cross_attends=not isinstance(diffusion_model, torch.nn.Module) or has_cross_attention(diffusion_model),
+                can_repeat=_keeps_nothing(guider.model_patcher, guider.model_options),
                 times_calls=reads_times(),
                 measures_quality=measures_quality(),
             )
@@ -108,9 +107,9 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
     ) -> Any:
         options = {} if transformer_options is None else transformer_options
         ensure_timed(x.device)  # of several GPUs the node knew one
-        is_first, diffusion_model = session.layers is None, getattr(executor.class_obj, DIFFUSION_MODEL, None)
-        if is_first:  # patches of the model are applied when it is loaded, after the sampling begins
-            session.declared = declared_layers(executor.class_obj)
+        diffusion_model = getattr(executor.class_obj, DIFFUSION_MODEL, None)
+        if session.layers is None:  # patches of the model are applied when it is loaded, after the sampling begins
+            _look_at_modules(session, diffusion_model)
         model_pass = session.begin_pass(float(t.flatten()[0]), x.device, options)
         inputs = {"c_concat": c_concat, "c_crossattn": c_crossattn, "control": control, **kwargs}
         model_pass.changes = changes_of(executor.class_obj, options, inputs)
@@ -128,28 +127,28 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
             out = session.run_pass(
                 model_pass, lambda: executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
             )
-        if is_first and session.pack_in_model is None and isinstance(diffusion_model, torch.nn.Module):
-            session.pack_in_model = packs.pack_within(diffusion_model)
-            session.model_layers = attention_layers(diffusion_model) if session.pack_in_model else 0
         return out
 
     return wrapper
 
 
-def _model_keeps_nothing(model: Any, model_options: Mapping[str, Any]) -> bool:
-    """Whether no other pack stands around or within the model, as those do that keep results from pass to pass."""
-    if FUNCTION_WRAPPER in model_options:
-        return False
+def _keeps_nothing(model: Any, model_options: Mapping[str, Any]) -> bool:
+    """Whether no other pack stands around the model, as those do that keep results from pass to pass."""
     patches = getattr(model, "object_patches", {})
-    if any(str(name).startswith(DIFFUSION_MODEL) and callable(patch) for name, patch in patches.items()):
-        return False
-    diffusion_model = getattr(model.model, DIFFUSION_MODEL, None)
-    if not isinstance(diffusion_model, torch.nn.Module):
-        return True
-    return not any(
-        module._forward_hooks or module._forward_pre_hooks or any(True for _ in packs.replaced_methods(module))
-        for module in diffusion_model.modules()
+    return FUNCTION_WRAPPER not in model_options and not any(
+        str(name).startswith(DIFFUSION_MODEL) and callable(patch) for name, patch in patches.items()
     )
+
+
+def _look_at_modules(session: Session, diffusion_model: Any) -> None:
+    """Tell the session what the modules of its model say; functions within it may keep results from pass to pass."""
+    modules = ModelModules.of(diffusion_model)
+    session.declared = declared_by(modules.declaring)
+    session.cross_attends = modules.cross_attend
+    session.can_repeat = session.can_repeat and not (modules.replaced or modules.have_hooks)
+    if session.pack_in_model is None and modules.pack is not None:
+        session.pack_in_model = modules.pack
+        session.model_layers = attention_layers(diffusion_model)
 
 
 def _pass_keeps_nothing(control: Any, options: Mapping[str, Any]) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -54,7 +53,7 @@ def _attention_modules(session: Session, model: Any) -> Iterator[Any]:
         return
     blocks = [block for block in model.blocks if hasattr(block, _ATTENTIONS[source])]
     modules = [getattr(block, _ATTENTIONS[source]) for block in blocks]
-    functions = [*chain.from_iterable(map(packs.replaced_methods, [*blocks, *modules]))]
+    functions = packs.replaced_methods([*blocks, *modules])
     functions += [function for module in modules if (function := type(module).forward).__module__ != source]
     if not functions:
         yield from modules

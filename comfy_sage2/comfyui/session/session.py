@@ -80,7 +80,6 @@ class Session:
         sigmas: Sequence[float],
         *,
         can_repeat: bool = True,
-        cross_attends: bool = True,
         times_calls: bool = True,
         measures_quality: bool = False,
     ) -> None:
@@ -91,7 +90,8 @@ class Session:
         self.measures_quality = measures_quality
         self.layers = None
         self.can_repeat = can_repeat
-        self.cross_attends = cross_attends
+        self.cross_attends = True
+        self.pack_in_model, self.model_layers = None, 0
         self.wholes.clear()
         self._no_slices.clear()
 

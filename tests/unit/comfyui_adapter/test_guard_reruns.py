@@ -166,15 +166,15 @@ def sampled_by_comfyui(
     session: Session, model: Callable[[torch.Tensor], torch.Tensor], diffusion: torch.nn.Module, **around: Any
 ) -> list[float]:
     """One sampling through both wrappers; the result of each pass. around: what stands around the model."""
+    guider = guider_of(diffusion, **around)
     results: list[float] = []
 
     def sample(*args: Any) -> None:
         wrapped = pass_wrapper(session)
         for sigma in SIGMAS[:-1]:
-            apply_model = Executor(lambda x, *rest: model(x))
+            apply_model = Executor(lambda x, *rest: model(x), guider.model_patcher.model)
             results.append(float(wrapped(apply_model, torch.zeros(1), torch.tensor([sigma]))))
 
-    guider = guider_of(diffusion, **around)
     sampling_wrapper(session)(Executor(sample, guider), None, None, None, torch.tensor(SIGMAS))
     return results
 
@@ -234,6 +234,29 @@ def test_plain_values_put_on_the_model_are_no_cache(monkeypatch: pytest.MonkeyPa
     diffusion = Diffusion(make_override(session))
     patches = {"diffusion_model.default_ref_method": "index", "model_sampling": lambda: None}
     assert sampled_by_comfyui(session, diffusion, diffusion, object_patches=patches) == [6.0, 6.0]
+    assert guard_of(session).repeated == [0]
+
+
+def test_a_compiled_model_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ComfyUI puts it in the model's place around each pass."""
+    serve_by(monkeypatch, Breaking(1))
+    session = node_session(settings(guard=True))
+    diffusion = Diffusion(make_override(session))
+    compiled: Any = torch.compile(diffusion)
+    assert sampled_by_comfyui(session, diffusion, compiled) == [6.0, 6.0]
+    assert guard_of(session).repeated == [0]
+
+
+def test_a_cache_that_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packs put their functions into the same model and take them out between samplings."""
+    serve_by(monkeypatch, Breaking(1, 2 * LAYERS + 1))
+    session = node_session(settings(guard=True))
+    diffusion = Diffusion(make_override(session))
+    diffusion.forward = diffusion.forward  # type: ignore[method-assign]
+    assert sampled_by_comfyui(session, diffusion, diffusion) == [5.0, 5.0]
+    assert guard_of(session).repeated == []
+    del diffusion.forward
+    assert sampled_by_comfyui(session, diffusion, diffusion) == [6.0, 6.0]
     assert guard_of(session).repeated == [0]
 
 

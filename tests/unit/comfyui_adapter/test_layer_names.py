@@ -9,7 +9,8 @@ import torch
 
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.adapter.layers import block_of, is_self_attention
-from comfy_sage2.comfyui.adapter.pass_options import has_cross_attention, prompts_of
+from comfy_sage2.comfyui.adapter.model_modules import ModelModules
+from comfy_sage2.comfyui.adapter.pass_options import prompts_of
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.session import Session
@@ -157,8 +158,8 @@ def test_a_model_without_cross_attention() -> None:
     named, classed = torch.nn.Module(), torch.nn.Module()
     named.attn2 = torch.nn.Linear(1, 1)
     classed.text = type("MultiHeadCrossAttention", (torch.nn.Module,), {})()
-    assert has_cross_attention(named) and has_cross_attention(classed)
-    assert not has_cross_attention(torch.nn.Sequential(torch.nn.Linear(1, 1)))
+    assert ModelModules.of(named).cross_attend and ModelModules.of(classed).cross_attend
+    assert not ModelModules.of(torch.nn.Sequential(torch.nn.Linear(1, 1))).cross_attend
 
 
 def test_self_only_serves_parts_of_the_queries() -> None:

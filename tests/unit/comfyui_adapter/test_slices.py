@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,10 +18,11 @@ from comfy_sage2.backends.reference import ReferenceSlices
 from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE
 from comfy_sage2.comfyui.hooks import slices as hook
 from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.hooks.sampling import pass_wrapper
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session.session import Session
 
-from .calls import SIGMAS, Container, install_module, session_with
+from .calls import SIGMAS, Container, Executor, install_module, session_with
 
 HEADS, HEAD_DIM, TOKENS, SLICE = 2, 64, 700, 256
 CPU = torch.device("cpu")
@@ -195,6 +197,24 @@ def test_the_session_of_the_last_node_makes_the_slices() -> None:
     with hook.slicing(first, model):
         out = run_pass(second, model, x)
     assert close(out, plainly(model, x)) and labels(second) == ["2 reference · 8b · in slices"]
+
+
+def test_the_slices_of_a_node_are_no_other_packs_to_the_next_one() -> None:
+    """The second node looks at the model while the first one's functions are in it."""
+    model, x, first = Model(), torch.randn(TOKENS, 96), sampling(report=False)
+    second = session_with(make_override(first), 1, guard=True)
+    second.begin_sampling(SIGMAS, times_calls=False)
+    comfyui_model = SimpleNamespace(diffusion_model=model)
+
+    def blocks(x: torch.Tensor, t: Any, concat: Any, text: Any, control: Any, options: dict[str, Any]) -> torch.Tensor:
+        rope = torch.ones(1, len(x), HEAD_DIM)
+        return torch.stack([block.attn(x, rope_freqs=rope, transformer_options=options) for block in model.blocks])
+
+    inner = partial(pass_wrapper(second), Executor(blocks, comfyui_model))
+    options = {OVERRIDE: make_override(second)}
+    with torch.no_grad():
+        pass_wrapper(first)(Executor(inner, comfyui_model), x, torch.ones(1), transformer_options=options)
+    assert labels(second) == ["2 reference · 8b · in slices"]
 
 
 def test_another_attention_behind_the_node_gets_wholes() -> None:

@@ -51,6 +51,7 @@ class Recorder:
         self._passes: list[tuple[int, str | None]] = []
         self._whole: Timer | None = None
         self._devices: set[Hashable] = set()
+        self._final: Summary | None = None
 
     def begin_sampling(self, steps: int, *, times_calls: bool = True) -> None:
         """Forget everything: a sampling of `steps` steps begins."""
@@ -74,7 +75,7 @@ class Recorder:
     def end_sampling(self, *, completed: bool = True) -> None:
         """Stop the measurement of the whole sampling; not `completed`: it failed or was interrupted."""
         with self._lock:
-            self._runs = False
+            self._runs, self._final = False, None
             self._sampling = Sampling.COMPLETE if completed else Sampling.STOPPED
             if self._whole is not None:
                 self._whole.stop()
@@ -115,9 +116,12 @@ class Recorder:
                 self._comparisons.append((work, timer))
 
     def summary(self) -> Summary:
-        """The record as plain data; waits for the device."""
+        """The record as plain data; waits for the device. That of a sampling which is over is made once."""
         with self._lock:
-            entries, comparisons, passes = list(self._entries), list(self._comparisons), tuple(self._passes)
+            if self._final is not None:
+                return self._final
+            recorded, is_final = self._entries, not self._runs
+            entries, comparisons, passes = list(recorded), list(self._comparisons), tuple(self._passes)
             agreement = {cell: list(measured) for cell, measured in self._agreement.items()}
             whole, devices, names = self._whole, max(len(self._devices), 1), tuple(self._layers)
             steps, sampling, timed = self._steps, self._sampling, self.times_calls
@@ -134,7 +138,7 @@ class Recorder:
         calls = Counter(entry.decision for entry in entries)
         shares = [Share(decision, count, seconds[decision]) for decision, count in calls.items()]
         shares.sort(key=lambda share: (share.decision.backend is None, -share.calls))
-        return Summary(
+        summary = Summary(
             steps=steps,
             layers=1 + max((entry.layer for entry in entries), default=-1),
             seconds=0.0 if whole is None else whole.seconds(),
@@ -153,6 +157,10 @@ class Recorder:
             calls_without_time=of_each.count(None),
             peak=_peak({(entry.decision.plan, entry.decision.peak_bytes) for entry in entries}),
         )
+        with self._lock:
+            if is_final and self._entries is recorded:  # another sampling may have begun meanwhile
+                self._final = summary
+        return summary
 
 
 def _elapsed(entries: Sequence[_Entry]) -> list[float | None]:
@@ -160,8 +168,10 @@ def _elapsed(entries: Sequence[_Entry]) -> list[float | None]:
 
     Those of its own layer count, if there are any: how many blocks a sparse call computes depends on the layer.
     """
-    timed: defaultdict[Hashable, list[float]] = defaultdict(list)
     seconds = [None if entry.timer is NO_TIMER else entry.timer.seconds() for entry in entries]
+    if seconds.count(None) == len(seconds):
+        return seconds
+    timed: defaultdict[Hashable, list[float]] = defaultdict(list)
     for entry, elapsed in zip(entries, seconds, strict=True):
         if elapsed is not None:
             timed[entry.decision, entry.work].append(elapsed)

@@ -177,6 +177,20 @@ def test_six_steps_are_timed_or_more() -> None:
         assert sum(map(session.record.times_step, range(steps))) >= min(steps, 6)
 
 
+def test_what_was_recorded_is_summed_up_once_when_the_sampling_is_over() -> None:
+    """For the log, the node's title and the report; while it runs, each question gets what is there."""
+    session = recorded(layers=2, steps=2, ended=False)
+    running = session.record.summary()
+    session.record.add(0, 1, BY_KERNEL, Timer())
+    session.end_sampling()
+    summary = session.record.summary()
+    assert summary.calls == running.calls + 1 and session.record.summary() is summary
+    session.end_sampling(completed=False)
+    assert "stopped in step 2 of 2" in report([session])
+    session.begin_sampling([1.0, 0.0])
+    assert session.record.summary().calls == 0
+
+
 def test_forecast_is_amdahls_law() -> None:
     session = session_of()
     session.begin_sampling([1.0, 0.0])

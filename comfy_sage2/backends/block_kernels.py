@@ -24,7 +24,7 @@ from ..reference.pooled_tail import add_pooled_tail_
 from . import self_test
 from .kernels import KERNELS
 from .module_plan import ELEMENT_CODES
-from .readable import ALIGNMENT, is_readable, readable
+from .readable import is_readable, is_readable_in_place, readable
 
 
 def module_for(device: torch.device) -> ModuleType | None:
@@ -128,8 +128,7 @@ def reads_by_flash(x: torch.Tensor) -> bool:
         return False
     if torch.cuda.get_device_capability(x.device) < (8, 0) or not torch.backends.cuda.is_flash_attention_available():
         return False
-    form = TensorForm.of(x if x.dim() == 4 else x[None])
-    return is_readable(form) and x.data_ptr() % ALIGNMENT == 0 and not x.is_neg()
+    return is_readable_in_place(x)
 
 
 def outputs_by_flash(

@@ -13,14 +13,14 @@ CHANNEL_MULTIPLE = 8
 
 
 def is_readable(form: TensorForm) -> bool:
-    """Whether the kernels can read a 4-D tensor of this form in place, if its address is a multiple of ALIGNMENT.
+    """Whether the kernels can read a tensor of this form in place, if its address is a multiple of ALIGNMENT.
 
     They can when head_dim is a multiple of 8 and every token starts at a multiple of 16 bytes, as in all real models.
     """
-    if form.shape[3] % CHANNEL_MULTIPLE:
+    if form.shape[-1] % CHANNEL_MULTIPLE:
         return False
     # The stride of an axis of one element may be anything.
-    steps = [step for step, size in zip(form.stride[:3], form.shape[:3], strict=True) if size > 1]
+    steps = [step for step, size in zip(form.stride[:-1], form.shape[:-1], strict=True) if size > 1]
     return gcd(*steps) * form.dtype.itemsize % ALIGNMENT == 0
 
 
@@ -29,7 +29,7 @@ def padded_channels(head_dim: int) -> int:
 
 
 def readable_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy of a 4-D tensor, with channels of zeros up to a multiple of CHANNEL_MULTIPLE."""
+    """A contiguous copy, with channels of zeros up to a multiple of CHANNEL_MULTIPLE."""
     *sizes, head_dim = tensor.shape
     copy = tensor.new_empty((*sizes, padded_channels(head_dim)))
     copy[..., :head_dim].copy_(tensor)
@@ -37,9 +37,11 @@ def readable_copy(tensor: torch.Tensor) -> torch.Tensor:
     return copy
 
 
+def is_readable_in_place(tensor: torch.Tensor) -> bool:
+    is_plain = not tensor.is_neg()  # else its memory holds the negative values
+    return is_plain and is_readable(TensorForm.of(tensor)) and tensor.data_ptr() % ALIGNMENT == 0
+
+
 def readable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself where the kernels can read it in place, else a copy."""
-    is_plain = not tensor.is_neg()  # else its memory holds the negative values
-    if is_plain and is_readable(TensorForm.of(tensor)) and tensor.data_ptr() % ALIGNMENT == 0:
-        return tensor
-    return readable_copy(tensor)
+    return tensor if is_readable_in_place(tensor) else readable_copy(tensor)

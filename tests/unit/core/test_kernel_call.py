@@ -137,6 +137,16 @@ def test_a_view_of_negative_values_is_copied() -> None:
     assert torch.equal(negative, -x) and negative.data_ptr() != x.data_ptr()
 
 
+@pytest.mark.parametrize("shape", [(3, 16, 64), (2, 3, 16, 64)], ids=len)
+def test_heads_of_an_entry_are_readable_where_those_of_a_batch_are(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape).half()
+    assert readable(x) is x
+    for unreadable in (torch.randn(*shape[:-1], 65).half()[..., :64], x[..., :60]):
+        copy = readable(unreadable)
+        assert copy.shape == x.shape and copy.is_contiguous()
+        assert torch.equal(copy[..., : unreadable.shape[-1]], unreadable)
+
+
 def test_views_with_readable_strides_are_not_copied() -> None:
     views = torch.randn(2, 90, 3, 4, 64).half().unbind(2)
     for layout, tensors in (("BNHD", views), ("BHND", [x.transpose(1, 2) for x in views])):

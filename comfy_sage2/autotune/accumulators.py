@@ -26,10 +26,6 @@ _GPUS = (
 )
 
 
-def mode_has_accumulator(mode: str, pv_accumulator: str) -> bool:
-    return mode != EXACT or pv_accumulator == "fp32"
-
-
 def pv_has_accumulator(pv: str, pv_accumulator: str) -> bool:
     return pv in (AUTO, *FLOAT_PV) or pv_accumulator == "fp32"
 
@@ -54,5 +50,6 @@ def resolved(options: AttentionOptions, device: torch.device, dtype: torch.dtype
         options = replace(options, mode=auto_mode(options, device, dtype, head_dim).mode)
     if options.pv_accumulator != AUTO:
         return options
-    wanted = choices_of(device).accumulator(options.mode) or _of_device(device)
-    return replace(options, pv_accumulator=wanted if mode_has_accumulator(options.mode, wanted) else "fp32")
+    if options.mode == EXACT:
+        return replace(options, pv_accumulator="fp32")
+    return replace(options, pv_accumulator=choices_of(device).accumulator(options.mode) or _of_device(device))

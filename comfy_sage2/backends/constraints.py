@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-from ..autotune.accumulators import mode_has_accumulator
 from ..call.signature import CallSignature
 from .base import Constraint
 
@@ -31,10 +30,7 @@ def on_cuda(signature: CallSignature) -> str | None:
 
 
 def precise(signature: CallSignature) -> str | None:
-    options = signature.options
-    if not mode_has_accumulator(options.mode, options.pv_accumulator):
-        return f"[SA-206] pv_accumulator must be fp32 in mode {options.mode}, got {options.pv_accumulator}"
-    if options.mode == "precise" and signature.dtype not in (torch.float16, torch.bfloat16):
+    if signature.options.mode == "precise" and signature.dtype not in (torch.float16, torch.bfloat16):
         return f"[SA-206] mode precise takes float16 and bfloat16 tensors, got {signature.dtype}"
     return None
 

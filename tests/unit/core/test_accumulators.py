@@ -11,7 +11,7 @@ from comfy_sage2.autotune import accumulators
 from comfy_sage2.backends.module_plan import option_fields
 from comfy_sage2.backends.reference import ReferenceBackend
 from comfy_sage2.call.signature import CallSignature
-from comfy_sage2.options import AttentionOptions
+from comfy_sage2.options import EXACT, MODES, AttentionOptions
 
 GPUS = [
     ("NVIDIA GeForce RTX 3060", (8, 6), "fp16"),
@@ -61,7 +61,13 @@ def test_each_device_has_its_own() -> None:
     settled = [resolved(options, device) for device in devices]
     assert [options.pv_accumulator for options in settled] == ["fp16", "fp32", "fp32"]
     assert all(options.smooth_v for options in settled)
-    assert resolved(AttentionOptions("precise", pv_accumulator="auto"), devices[0]).pv_accumulator == "fp16"
+
+
+@pytest.mark.usefixtures("geforce")
+@pytest.mark.parametrize("mode", [*MODES, EXACT])
+def test_each_mode_gets_accumulators_that_it_has(mode: str) -> None:
+    settled = resolved(AttentionOptions(mode, pv_accumulator="auto"), torch.device("cuda", 0))
+    assert settled == AttentionOptions(mode, pv_accumulator="fp32" if mode == EXACT else "fp16")
 
 
 @pytest.mark.usefixtures("geforce")

@@ -83,8 +83,8 @@ class ModelPass:
     session: Session
     step: int
     transformer_options: dict[str, Any]
-    evaluation: int = 0
-    device: torch.device | None = None
+    evaluation: int
+    device: torch.device
     changes: ModelChanges = frozenset()
     token_kinds: TokenKinds = ONE_KIND
     has_slices: bool = False

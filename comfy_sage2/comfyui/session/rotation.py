@@ -142,9 +142,9 @@ class Rotations:
         if of_site is not None:  # it is the plan that chooses
             of_site.note_choice(site.step)
 
-    def end_pass(self, device: torch.device | None) -> None:
-        board = None if device is None else self._boards.get(device)
-        if board is not None and device is not None and can_read_back(device):
+    def end_pass(self, device: torch.device) -> None:
+        board = self._boards.get(device)
+        if board is not None and can_read_back(device):
             board.end_pass()
 
     def _made(self, decision: Decision, plan: CallPlan) -> _Site | None:

@@ -110,7 +110,7 @@ class Session:
     def begin_pass(self, sigma: float, device: torch.device, transformer_options: dict[str, Any]) -> ModelPass:
         self.record.begin_pass(start_timer(device), device)
         step = self._schedule.step(sigma, self.evaluations)
-        model_pass = ModelPass(self, step, transformer_options, self.evaluations, device=device)
+        model_pass = ModelPass(self, step, transformer_options, self.evaluations, device)
         with memory.unrecorded():  # these tensors live until the pass is through
             if self.dispatcher.guard is not None and model_passes.can_read_back(device):
                 model_pass.nonfinite = torch.zeros(1, dtype=torch.int32, device=device)

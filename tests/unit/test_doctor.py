@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +58,20 @@ def test_status_1_when_none_works(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert shown.splitlines()[-1] == (
         "verdict: no kernel runs on this machine, so models on it keep ComfyUI's own attention. Cause: no GPU"
     )
+
+
+def test_each_gpu_has_its_measured_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [torch.device("cuda", index) for index in range(2)]
+    monkeypatch.setattr(doctor, "devices", lambda: [*gpus, torch.device("cpu")])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    times: dict[int, Any] = {0: None, 1: SimpleNamespace(lines=lambda: ["4096 tokens: 8b 361", "16384 tokens: 8b 402"])}
+    said = doctor.report([], times.__getitem__)
+    lines = [line.split(maxsplit=1) for line in said.partition("measured speed\n")[2].splitlines()[:3]]
+    assert lines == [
+        ["cuda:0", "not yet: the first run of a node measures it, and so does doctor --measure"],
+        ["cuda:1", "4096 tokens: 8b 361"],
+        ["cuda:1", "16384 tokens: 8b 402"],
+    ]
 
 
 def test_the_verdict_names_every_device() -> None:

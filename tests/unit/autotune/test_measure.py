@@ -54,9 +54,9 @@ class Machine:
         store.forget()
         measure._tried.clear()
 
-    def ask(self, index: int = 0) -> str | None:
+    def ask(self, index: int | None = 0) -> str | None:
         """The measured accumulators of 8b, after the question for them."""
-        device = torch.device("cuda", index)
+        device = torch.device("cuda") if index is None else torch.device("cuda", index)
         measure.ensure_timed(device)
         return store.choices_of(device).accumulator("8b")
 
@@ -89,6 +89,13 @@ def test_once_in_a_process_and_once_for_a_gpu(machine: Machine) -> None:
     machine.restart()
     assert machine.ask() == "fp16"
     assert machine.measured == [0]
+
+
+def test_a_device_without_an_index_is_the_current_one(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.gpus.append("NVIDIA GeForce RTX 4080")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert machine.ask(None) == "fp16" and machine.ask(1) == "fp16"
+    assert machine.measured == [1]
 
 
 def test_an_unforeseen_failure_is_not_met_at_each_run(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

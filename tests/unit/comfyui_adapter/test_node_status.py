@@ -61,6 +61,12 @@ def test_a_prompt_that_comes_from_no_page(node: object, extra: Any) -> None:
     assert status.of_workflow("one") == [] and status.of_workflow("x" * 101) == []
 
 
+def test_numbers_of_100_characters_are_kept() -> None:
+    status = NodeStatus()
+    status.publish(NODE, "1" * 100, {"workflow": {"id": "x" * 100}}, None, "text", NONE)
+    assert [entry["node"] for entry in status.of_workflow("x" * 100)] == ["1" * 100]
+
+
 def test_the_oldest_are_forgotten() -> None:
     status = NodeStatus()
     for number in [*range(MOST), 0, MOST]:

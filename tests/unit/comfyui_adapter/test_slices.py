@@ -43,7 +43,8 @@ class Attention(torch.nn.Module):
         self.made.append(len(x))
         self.alive.append(weakref.ref(fused.untyped_storage()))
         q, k, v = fused.view(len(x), 3, HEADS, HEAD_DIM).unbind(1)
-        q, k = q * rope_freqs[0][:, None], k * rope_freqs[0][:, None]
+        if rope_freqs is not None:
+            q, k = q * rope_freqs[0][:, None], k * rope_freqs[0][:, None]
         held = [Container(tensor.transpose(0, 1)[None]) for tensor in (q, k, v)]
         options = {"skip_reshape": True, "transformer_options": transformer_options, "_inside_attn_wrapper": True}
         override = (transformer_options or {}).get(OVERRIDE)
@@ -128,6 +129,40 @@ def test_each_slice_is_projected_once_and_let_go() -> None:
     assert all("forward" not in vars(block.attn) for block in model.blocks)
     summary = session.record.summary()
     assert (summary.layers, summary.calls) == (2, 2) and "not sliced" not in report([session])
+
+
+def test_the_last_slice_is_let_go_before_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, session = Model(), sampling(report=False)
+    alive: list[int] = []
+    attend = ReferenceSlices.attend
+
+    def add(self: ReferenceSlices, *tensors: torch.Tensor) -> None:
+        self._slices.append([tensor.clone() for tensor in tensors])  # type: ignore[arg-type]
+
+    def attend_and_look(self: ReferenceSlices) -> Any:
+        alive.append(sum(storage() is not None for block in model.blocks for storage in block.attn.alive))
+        return attend(self)
+
+    monkeypatch.setattr(ReferenceSlices, "add", add)
+    monkeypatch.setattr(ReferenceSlices, "attend", attend_and_look)
+    run_pass(session, model, torch.randn(TOKENS, 96))
+    assert labels(session) == ["2 reference · 8b · in slices"] and alive == [0, 0]
+
+
+@pytest.mark.parametrize("names", [(), ("rope_freqs",), ("transformer_options",)], ids=str)
+def test_arguments_that_a_model_leaves_out(names: tuple[str, ...]) -> None:
+    """The module's own function is called as without the pack."""
+    attn, x, session = Attention(), torch.randn(TOKENS, 96), sampling()
+    given = {"rope_freqs": torch.ones(1, TOKENS, HEAD_DIM), "transformer_options": {}}
+    given = {name: given[name] for name in names}
+    model = Model(0)
+    model.blocks.append(torch.nn.Module())
+    model.blocks[0].attn = attn
+    with torch.no_grad(), hook.slicing(session, model):
+        out = attn(x, **given)
+    with torch.no_grad():
+        assert torch.equal(out, attn(x, **given))
+    assert session.record.summary().calls == 0
 
 
 def test_calls_are_compared_with_comfyuis_attention_projections_and_all() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from attention_oracle import oracle, relative_l1
 from random_blocks import full_blocks
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import comfy_sage2
 from comfy_sage2 import BlockMask
@@ -40,6 +41,20 @@ def test_masks_come_back(shape: tuple[int, ...]) -> None:
 def test_blocks_go_from_the_last_to_the_first() -> None:
     mask = torch.tensor([[[[True, False, True, True], [False] * 4, [True] * 4]]])
     assert BlockMask.from_dense(mask).lists.tolist() == [[[[3, 3, 2, 0, -1], [0, -1, -1, -1, -1], [4, 3, 2, 1, 0]]]]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_all_of_it_is_on_the_masks_device(is_causal: bool) -> None:
+    """In this mode an operation with tensors of another device fails, as on a GPU."""
+    with FakeTensorMode():
+        mask = torch.ones(1, 2, 3, 4, dtype=torch.bool, device="meta")
+        flag = torch.zeros(1, dtype=torch.int32, device="meta")
+        for lists in (
+            BlockMask.from_dense(mask, is_causal=is_causal),
+            BlockMask.from_blocks(mask, (64, 128), 192, 512, is_causal=is_causal),
+        ):
+            BlockMask(lists.lists, flag).flag_invalid()
+            assert lists.lists.device == lists.to_dense().device == mask.device
 
 
 def test_a_causal_list_begins_on_the_diagonal() -> None:

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from comfy_sage2 import attention
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.formats import INT4, INT4_CLIPPED, INT8, NumberFormat
@@ -180,6 +181,22 @@ def test_rotation_has_to_gain_by_a_margin(formats: tuple[NumberFormat, NumberFor
         assert ratio(vector, formats) == pytest.approx(wanted, abs=5e-3)
         x = vector.expand(1, 1, 200, 64)
         assert rotation_gains(x, x, formats, SCHEMES, smooth_q=False).item() is is_rotated
+
+
+@pytest.mark.parametrize(
+    ("mode", "formats", "margin"),
+    [("8b", (INT8, INT8), 0.85), ("precise", (INT8, INT8), 0.85), ("4b", (INT4, INT4_CLIPPED), 1.27)],
+    ids=["8b", "precise", "4b"],
+)
+def test_a_call_compares_the_formats_of_its_mode(
+    mode: str, formats: tuple[NumberFormat, NumberFormat], margin: float
+) -> None:
+    signs = 1.0 - 2.0 * (torch.arange(256) // 8 % 2)  # smoothing takes nothing away
+    for wanted, is_rotated in ((margin + 0.01, False), (margin - 0.01, True)):
+        x = (signs[:, None] * vector_of(wanted, formats)).expand(1, 1, 256, 64)
+        told = torch.full((1, 1), 7, dtype=torch.int32)
+        attention(x, x, x, mode=mode, rotated_heads=told)
+        assert told.item() == is_rotated
 
 
 def naive_gain(q: torch.Tensor, k: torch.Tensor) -> float:

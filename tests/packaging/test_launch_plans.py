@@ -61,6 +61,7 @@ ATTENTION = re.compile("attention|precise")
 class Launch(NamedTuple):
     kernel: str
     grid: tuple[int, ...]
+    shared_bytes: int
     fields: list[tuple[str, Any]]  # of its parameters
 
     @property
@@ -96,7 +97,10 @@ def reader(family: str) -> Callable[[str], Launch]:
         name = line.split()[0]
         kind = known[next(kind for start, kind in KINDS[family].items() if re.match(start, name))]
         grid = tuple(map(int, line.partition(" grid ")[2].split()[0].split(",")))
-        return Launch(name, grid, flattened(kind.from_buffer_copy(bytes.fromhex(line.partition(" parameters ")[2]))))
+        shared_bytes = int(line.partition(" shared ")[2].split()[0])
+        return Launch(
+            name, grid, shared_bytes, flattened(kind.from_buffer_copy(bytes.fromhex(line.partition(" parameters ")[2])))
+        )
 
     return read
 
@@ -339,14 +343,12 @@ class Sm80(Check):
         self.mask_rows = 0
         if self.has_mask and not self.call["mask_query_stride"]:
             self.mask_rows = self.batch * (self.q_heads if self.call["mask_head_stride"] else 1)
+        self.bits, self.is_int8 = 4 if self.is_4b else 8, self.call["pv"] == 3 and not self.is_precise
+        is_half = "HALF_VALUES=1" in self.architecture.defines and self.call["pv"] not in (3, 4)
+        self.v_bytes = 2 if self.is_precise or is_half else 1
 
     def sizes(self, launches: list[Launch]) -> dict[str, int]:
-        bits, is_int8 = 4 if self.is_4b else 8, self.call["pv"] == 3 and not self.is_precise
-        v_bytes = (
-            2
-            if self.is_precise or ("HALF_VALUES=1" in self.architecture.defines and self.call["pv"] not in (3, 4))
-            else 1
-        )
+        bits, v_bytes = self.bits, self.v_bytes
         of_v = (self.tensors - 1) * self.kv_bh * self.channels * 4
         deltas = [launch.first["works"] for launch in launches if launch.kernel.startswith("delta")]
         shown = 4 * self.kv_bh if self.hides_keys else 0
@@ -356,8 +358,8 @@ class Sm80(Check):
             "v_tiles": self.kv_bh * self.blocks * 64 * self.channels * v_bytes,
             "q_scale": self.works * (128 if self.is_4b else 32) * 4, "k_scale": self.kv_bh * self.blocks * 4 * 4,
             "k_mean": self.kv_bh * self.channels * 4, "v_mean": of_v, "v_scale": of_v,
-            "v_tile_scale": self.kv_bh * self.blocks * 4 if is_int8 else 0,
-            "v_token_term": self.kv_bh * self.blocks * 64 * 4 if is_int8 else 0,
+            "v_tile_scale": self.kv_bh * self.blocks * 4 if self.is_int8 else 0,
+            "v_token_term": self.kv_bh * self.blocks * 64 * 4 if self.is_int8 else 0,
             "q_mean": self.works * self.channels * 4 if self.is_4b else 0,
             "lse_shift": self.q_bh * self.q_length * 4 if self.call["has_lse"] else 0,
             "partials": self.tensors * self.kv_bh * self.chunks * 3 * self.channels * 4,
@@ -398,6 +400,12 @@ class Sm80(Check):
             strides = [numbers[f"bias_{axis}_stride"] for axis in ("batch", "head", "work")]
             of_mask = [row * self.mask_rows // self.batch, row if self.call.get("mask_head_stride") else 0, 0]
             assert strides == ([0, 0, row] if self.is_4b else of_mask if self.mask_rows else [0, 0, 0])
+        # Q and its scales, V, and K with its scales and its bias: of two blocks, but where V has 8-bit floats.
+        of_q = 128 * self.channels * self.bits // 8 + (128 if self.is_4b else 32) * 4
+        of_k = 64 * self.channels * self.bits // 8 + 4 * 4 + 64 * 4
+        blocks_of_k = 2 if self.v_bytes == 2 or self.is_int8 else 1
+        shared_bytes = of_q + 64 * self.channels * self.v_bytes + blocks_of_k * of_k
+        assert {launch.shared_bytes for launch in attentions} == {shared_bytes}, self.call
         ends = [0, *(launch.first["first_work"] + launch.first["works"] for launch in attentions)]
         assert ends == [*(launch.first["first_work"] for launch in attentions), self.works]
 

@@ -85,7 +85,8 @@ def test_parts_get_smaller_without_memory(name: str, fresh_seed: int) -> None:
                 out = call.run(q, k, v)[0]
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
-        assert torch.equal(out, expected)  # which takes memory too
+        if fits:
+            assert torch.equal(out, expected)  # which takes memory too
     assert torch.equal(bound(name, q, k, v, layout="BNHD").run(q, k, v)[0], expected)
 
 

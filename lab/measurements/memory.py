@@ -50,6 +50,7 @@ from ..result_page import page_head, show, table, write
 CONTAINED, OURS, PRECISE = f"{KITCHEN}, containers", "SageAttention2 8b", "SageAttention2 precise"
 CALLS = ((38_010, 56), (75_600, 40), (104_050, 56), (178_000, 56))
 BLOCKS = (38_010, 104_050, 178_000)
+MOST_TIMED = 110_000  # tokens: a round of longer ones takes many seconds
 CARDS = (12, 16)  # GiB
 H3 = next(family for family in FAMILIES if family.name == "MiniMax H3")
 _FRAMES, _MOST_FRAMES = 37, 160  # of latents: 5 s, and more than the cards hold
@@ -117,24 +118,31 @@ def block_attentions(patcher: Any, tokens: int) -> dict[str, Run]:
     return runs
 
 
-def figures(runs: Mapping[str, Run], rng: random.Random, seconds: float) -> dict[str, tuple[int, float]]:
-    """Name -> peak bytes and milliseconds."""
+Figure = tuple[int, float | None]  # peak bytes and milliseconds
+
+
+def figures(runs: Mapping[str, Run], rng: random.Random, seconds: float, *, timed: bool) -> dict[str, Figure]:
+    """Name -> figures, without milliseconds unless `timed`."""
     for run in runs.values():  # the first call loads what it needs
         run()
     peaks = {name: peak_bytes(run) for name, run in runs.items()}
+    if not timed:
+        return {name: (peak, None) for name, peak in peaks.items()}
     prepared = {name: PreparedCandidate(Call(run), Call(run)) for name, run in runs.items()}
     times = time_in_rounds(prepared, seconds, None, rng)
-    return {name: (peaks[name], median(times[name].calls)) for name in runs}
+    return {name: (peak, median(times[name].calls)) for name, peak in peaks.items()}
 
 
-def rows(measured: Mapping[str, Mapping[str, tuple[int, float]]]) -> list[str]:
+def _cell(peak: int, milliseconds: float | None) -> str:
+    return f"{peak / _MIB:,.0f} MiB" + ("" if milliseconds is None else f", {milliseconds:.1f} ms")
+
+
+def rows(measured: Mapping[str, Mapping[str, Figure]]) -> list[str]:
     """A table: a row for each size, a column for each attention."""
     names = list(dict.fromkeys(name for of_size in measured.values() for name in of_size))
-    cells = (
-        [size, *(f"{of_size[name][0] / _MIB:,.0f} MiB, {of_size[name][1]:.1f} ms" for name in names)]
-        for size, of_size in measured.items()
+    return table(
+        ["", *names], ([size, *(_cell(*of_size[name]) for name in names)] for size, of_size in measured.items())
     )
-    return table(["", *names], cells)
 
 
 def clip(frames: int) -> DeclaredModel:
@@ -230,33 +238,39 @@ def clips(device: torch.device) -> list[str]:
     return table(["", *candidates], cells)
 
 
-def body(options: argparse.Namespace, device: torch.device) -> list[str]:
-    """Measure; the page below its head."""
+def parts(options: argparse.Namespace, device: torch.device) -> Iterator[list[str]]:
+    """Measure; the page below its head, part by part."""
     rng = random.Random(options.seed)
     heat(_HEAT_SECONDS)
-    of_calls = {}
+    measured = {}
     for tokens, heads in CALLS:
-        of_calls[f"{tokens:,} tokens, {heads} heads"] = figures(calls(tokens, heads, device), rng, options.seconds)
+        runs = calls(tokens, heads, device)
+        measured[f"{tokens:,} tokens, {heads} heads"] = figures(runs, rng, options.seconds, timed=tokens <= MOST_TIMED)
+        del runs
         clear()
-    patcher = load(H3, replace(H3.real, fewer={"num_layers": 1}), torch.bfloat16, device)
-    of_blocks = {}
-    for tokens in BLOCKS:
-        of_blocks[f"{tokens:,} tokens"] = figures(block_attentions(patcher, tokens), rng, options.seconds)
-        clear()
-    lines = [
+    yield [
         "Peaks are over what was there before: in calls q, k and v, in a block its input. Times are medians of five "
         "rounds or more, each in an order drawn anew.",
         "",
         "Calls: head_dim 128, bf16, q, k and v as views of one projection. The peak with the output.",
         "",
-        *rows(of_calls),
+        *rows(measured),
+    ]
+    patcher = load(H3, replace(H3.real, fewer={"num_layers": 1}), torch.bfloat16, device)
+    measured = {}
+    for tokens in BLOCKS:
+        runs = block_attentions(patcher, tokens)
+        measured[f"{tokens:,} tokens"] = figures(runs, rng, options.seconds, timed=tokens <= MOST_TIMED)
+        del runs
+        clear()
+    yield [
         "",
         "The attention of a block of MiniMax H3 with its projections: its real size, random weights in bf16.",
         "",
-        *rows(of_blocks),
+        *rows(measured),
     ]
     if options.clips:
-        lines += [
+        yield [
             "",
             "The longest clip of MiniMax H3 that fits, in frames of latents, to a twelfth, where torch may allocate as "
             "much as on a smaller card: all 50 blocks with random weights in FP8, offloaded as ComfyUI does it, of "
@@ -264,7 +278,6 @@ def body(options: argparse.Namespace, device: torch.device) -> list[str]:
             "",
             *clips(device),
         ]
-    return lines
 
 
 def main(arguments: list[str]) -> int:
@@ -288,7 +301,8 @@ def main(arguments: list[str]) -> int:
         host=f", ComfyUI {'.'.join(map(str, comfyui_version(comfyui)))}",
     )
     with torch.inference_mode():
-        lines += body(options, device)
-    write(lines, "memory", options.results)
+        for part in parts(options, device):
+            lines += part
+            write(lines, "memory", options.results)  # an interrupted run leaves what it has measured
     show(lines)
     return 0

@@ -30,11 +30,11 @@ class Readback:
         """Whether nobody would wait for the values that were copied last."""
         return self._copied is None or self._copied.query()
 
-    def values(self) -> list[float]:
-        """Wait for the last copy and return its values."""
+    def values(self, count: int | None = None) -> list[float]:
+        """Wait for the last copy and return its first `count` values, or all of them."""
         if self._copied is not None:
             self._copied.synchronize()
-        copied: list[float] = self._values.tolist()
+        copied: list[float] = self._values[:count].tolist()
         return copied
 
 

@@ -64,38 +64,28 @@ class _Board:
         if self._answered < copy:
             if self._copies < copy or not self._readback.has_arrived():
                 return None
-            self._answers, self._answered = self._readback.values(), self._copies
+            self._answers, self._answered = self._readback.values(self._taken), self._copies
         return any(self._answers[place])
 
 
-class _Site:
-    """Calls of one plan at one call site."""
+class _Served:
+    """How calls of one plan are served, at any call site: a model has hundreds of sites, and few plans."""
 
-    def __init__(self, chooses: Decision, board: _Board, place: slice, shape: torch.Size) -> None:
+    def __init__(self, chooses: Decision) -> None:
         """chooses: how a call is served that chooses its heads."""
         self.chooses = chooses
-        self.heads = board.heads[place].view(shape)
-        self.chosen_in: int | None = None  # step
-        self._board, self._place = board, place
-        self._copy = 0
-        self._known: Decision | None = None  # how calls are served since the answer has arrived
-
-    def note_choice(self, step: int) -> None:
-        self.chosen_in, self._copy, self._known = step, self._board.note_choice(), None
-
-    def decided(self, step: int) -> Decision:
-        if self.chosen_in is None or not 0 <= step - self.chosen_in < RENEWED_AFTER:
-            return self.chooses
-        if self._known is None:
-            some = self._board.rotates_some(self._place, self._copy)
-            if some is None:
-                return self._until_known
-            self._known = self._planned(some=some, reconsiders=some)
-        return self._known
 
     @cached_property
-    def _until_known(self) -> Decision:
+    def until_known(self) -> Decision:
         return self._planned(some=True)
+
+    @cached_property
+    def rotated(self) -> Decision:
+        return self._planned(some=True, reconsiders=True)
+
+    @cached_property
+    def plain(self) -> Decision:
+        return self._planned(some=False)
 
     def _planned(self, *, some: bool, reconsiders: bool = False) -> Decision:
         plan = self.chooses.plan
@@ -108,6 +98,30 @@ class _Site:
         return replace(self.chooses, plan=planned)  # the options that the user chose, in one line of the report
 
 
+class _Site:
+    """Calls of one plan at one call site."""
+
+    def __init__(self, served: _Served, board: _Board, place: slice, shape: torch.Size) -> None:
+        self.heads = board.heads.as_strided(shape, (shape[1], 1), place.start)
+        self.chosen_in: int | None = None  # step
+        self._served, self._board, self._place = served, board, place
+        self._copy = 0
+        self._known: Decision | None = None  # how calls are served since the answer has arrived
+
+    def note_choice(self, step: int) -> None:
+        self.chosen_in, self._copy, self._known = step, self._board.note_choice(), None
+
+    def decided(self, step: int) -> Decision:
+        if self.chosen_in is None or not 0 <= step - self.chosen_in < RENEWED_AFTER:
+            return self._served.chooses
+        if self._known is None:
+            some = self._board.rotates_some(self._place, self._copy)
+            if some is None:
+                return self._served.until_known
+            self._known = self._served.rotated if some else self._served.plain
+        return self._known
+
+
 class Rotations:
     """The rotated heads of one sampling; several threads may call, each for a device of its own."""
 
@@ -116,6 +130,7 @@ class Rotations:
         self._active = active
         self._boards: dict[torch.device, _Board] = {}
         self._sites: dict[tuple[int, CallPlan], _Site | None] = {}
+        self._served: dict[CallPlan, _Served] = {}
 
     def decided(self, decision: Decision, site: CallSite) -> tuple[Decision, torch.Tensor | None]:
         """How a call is served for which `decision` was made, and the heads that it writes or gets."""
@@ -154,4 +169,5 @@ class Rotations:
         if board is None:
             board = self._boards[device] = _Board(device)
         place = board.take(heads.shape)
-        return None if place is None else _Site(decision, board, place, heads.shape)
+        served = self._served.setdefault(plan, _Served(decision))
+        return None if place is None else _Site(served, board, place, heads.shape)

@@ -100,6 +100,21 @@ def test_until_the_answer_is_there_calls_get_the_heads(calls: Calls, monkeypatch
     assert calls == [("auto", [0, 0]), ("given", [0, 0]), ("off", None)]
 
 
+def test_layers_of_one_shape_share_their_plans(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[bool] = []
+
+    def counted(chooses: CallPlan, *, some: bool, reconsiders: bool = False) -> CallPlan | Refusal:
+        planned.append(some)
+        return rotated_plan(chooses, some=some, reconsiders=reconsiders)
+
+    monkeypatch.setattr(rotation, "rotated_plan", counted)
+    session = session_with(rotate="auto")
+    for sigma in (1.0, 0.75, 0.5):
+        run_pass(session, sigma, flat(), loud(), flat(), loud())
+    assert sorted(planned) == [False, True]
+    assert [rotate for rotate, _ in calls[4:]] == ["off", "given"] * 4
+
+
 def test_a_layer_that_changes_is_seen_in_the_tenth_step(calls: Calls) -> None:
     """Its statistics are others from step 4 on: rotation is renewed in step 10, and not before."""
     session = session_with(rotate="auto")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 from ...call.call_site import indexed_name, label
 from ...dispatch.plan import MOST_PLANS, CallPlan, Refusal
@@ -52,15 +52,6 @@ class Decision:
     in_slices: bool = False
     peak_bytes: int | None = field(default=None, compare=False)
     plan: CallPlan | None = field(default=None, compare=False, repr=False)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        """Once for each object: a summary asks for that of every call."""
-        flags = self.skips, self.is_peer, self.in_slices
-        return hash((self.backend, self.options, self.reason, self.by, flags))
 
     @property
     def label(self) -> str:

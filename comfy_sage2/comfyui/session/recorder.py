@@ -125,18 +125,18 @@ class Recorder:
             agreement = {cell: list(measured) for cell, measured in self._agreement.items()}
             whole, devices, names = self._whole, max(len(self._devices), 1), tuple(self._layers)
             steps, sampling, timed = self._steps, self._sampling, self.times_calls
-        seconds: defaultdict[Decision, float] = defaultdict(float)
+        kinds, decisions = _numbered([entry.decision for entry in entries])
+        seconds = [0.0] * len(decisions)
         served: Times = []
         comfyui: Times = [(work, timer.seconds()) for work, timer in comparisons]
-        of_each = _elapsed(entries)
-        for (_, _, decision, _, work), elapsed in zip(entries, of_each, strict=True):
+        of_each = _elapsed(entries, kinds)
+        for entry, kind, elapsed in zip(entries, kinds, of_each, strict=True):
             if elapsed is None:
                 continue
-            seconds[decision] += elapsed
-            if work is not None:
-                (comfyui if decision.backend is None else served).append((work, elapsed))
-        calls = Counter(entry.decision for entry in entries)
-        shares = [Share(decision, count, seconds[decision]) for decision, count in calls.items()]
+            seconds[kind] += elapsed
+            if entry.work is not None:
+                (comfyui if entry.decision.backend is None else served).append((entry.work, elapsed))
+        shares = [Share(decisions[kind], calls, seconds[kind]) for kind, calls in Counter(kinds).items()]
         shares.sort(key=lambda share: (share.decision.backend is None, -share.calls))
         summary = Summary(
             steps=steps,
@@ -163,8 +163,19 @@ class Recorder:
         return summary
 
 
-def _elapsed(entries: Sequence[_Entry]) -> list[float | None]:
-    """The seconds of each call: of one that was not timed, the mean of those of equal work and decision; None without.
+def _numbered(decisions: Sequence[Decision]) -> tuple[list[int], list[Decision]]:
+    """Of each decision the number of those that equal it, and the decision of each number.
+
+    Most are few objects, and to compare two takes as long as to record a call.
+    """
+    numbers: dict[Decision, int] = {}
+    objects = {id(decision): decision for decision in decisions}
+    number_of = {key: numbers.setdefault(decision, len(numbers)) for key, decision in objects.items()}
+    return [number_of[id(decision)] for decision in decisions], list(numbers)
+
+
+def _elapsed(entries: Sequence[_Entry], kinds: Sequence[int]) -> list[float | None]:
+    """The seconds of each call: of one that was not timed, the mean of those of equal work and kind; None without.
 
     Those of its own layer count, if there are any: how many blocks a sparse call computes depends on the layer.
     """
@@ -172,15 +183,15 @@ def _elapsed(entries: Sequence[_Entry]) -> list[float | None]:
     if seconds.count(None) == len(seconds):
         return seconds
     timed: defaultdict[Hashable, list[float]] = defaultdict(list)
-    for entry, elapsed in zip(entries, seconds, strict=True):
+    for entry, kind, elapsed in zip(entries, kinds, seconds, strict=True):
         if elapsed is not None:
-            timed[entry.decision, entry.work].append(elapsed)
-            timed[entry.decision, entry.work, entry.layer].append(elapsed)
+            timed[kind, entry.work].append(elapsed)
+            timed[kind, entry.work, entry.layer].append(elapsed)
     usual = {key: fmean(values) for key, values in timed.items()}
-    for place, entry in enumerate(entries):
+    for place, (entry, kind) in enumerate(zip(entries, kinds, strict=True)):
         if seconds[place] is None:
-            of_all = usual.get((entry.decision, entry.work))
-            seconds[place] = usual.get((entry.decision, entry.work, entry.layer), of_all)
+            of_all = usual.get((kind, entry.work))
+            seconds[place] = usual.get((kind, entry.work, entry.layer), of_all)
     return seconds
 
 

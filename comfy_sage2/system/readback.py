@@ -32,7 +32,8 @@ class Readback:
 
     def values(self, count: int | None = None) -> list[float]:
         """Wait for the last copy and return its first `count` values, or all of them."""
-        if self._copied is not None:
+        # A capture of a CUDA graph may wait for nothing, and has waited for the device before it began.
+        if self._copied is not None and not torch.cuda.is_current_stream_capturing():
             self._copied.synchronize()
         copied: list[float] = self._values[:count].tolist()
         return copied

@@ -110,7 +110,7 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
         diffusion_model = getattr(executor.class_obj, DIFFUSION_MODEL, None)
         if session.layers is None:  # patches of the model are applied when it is loaded, after the sampling begins
             _look_at_modules(session, diffusion_model)
-        model_pass = session.begin_pass(float(t.flatten()[0]), x.device, options)
+        model_pass = session.begin_pass(t.flatten()[:1], x.device, options)
         inputs = {"c_concat": c_concat, "c_crossattn": c_crossattn, "control": control, **kwargs}
         model_pass.changes = changes_of(executor.class_obj, options, inputs)
         model_pass.token_kinds = TokenKinds.of(inputs, cross_attends=session.cross_attends)

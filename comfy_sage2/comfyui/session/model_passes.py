@@ -69,6 +69,8 @@ class ModelPass:
     """One forward pass on one GPU (ComfyUI drives each GPU from its own thread). Tensors are made before: see `memory`.
 
     Attributes:
+        schedule: of the sampling that the pass is in.
+        sigma: the noise level, or its copy from the device that computes it.
         evaluation: the number of the sampler's evaluation of the model that the pass is a part of.
         changes: hooks and options that make the model another one for this pass.
         check_at_end: the pass can be made again, so the guard looks once at its end; else it looks at each output
@@ -81,7 +83,8 @@ class ModelPass:
     """
 
     session: Session
-    step: int
+    schedule: Schedule
+    sigma: float | Readback
     transformer_options: dict[str, Any]
     evaluation: int
     device: torch.device
@@ -94,11 +97,27 @@ class ModelPass:
     nonfinite: torch.Tensor | None = None
     agreements: torch.Tensor | None = None
     flag: Readback | None = None
+    _step: int = -1  # until somebody asks
     _flag_copied_after: int = -1  # calls
     _streams: set[int] = field(default_factory=set)  # on which calls may set the flag
     _kept: int = 0
     _named: dict[str, int] = field(default_factory=dict)
     _kind: str = ""
+
+    @property
+    def step(self) -> int:
+        """Of the sampling. The first question may wait for the device.
+
+        It comes with the first attention call, when the device has the model's work before that to go on with.
+        """
+        self.settle()
+        return self._step
+
+    def settle(self) -> None:
+        """Find the step out if nobody has asked: that of the next pass is looked for from there on."""
+        if self._step < 0:
+            sigma = self.sigma.values()[0] if isinstance(self.sigma, Readback) else self.sigma
+            self._step = self.schedule.step(sigma, self.evaluation)
 
     def next_call(self, block: str | None, is_self: bool) -> str:
         """The name of the call that begins now; `block` makes it, if the model says so.

@@ -107,11 +107,14 @@ class Session:
         is_first = self.previous is None and not self.compiled
         return bool(self.declared.served) and is_first
 
-    def begin_pass(self, sigma: float, device: torch.device, transformer_options: dict[str, Any]) -> ModelPass:
+    def begin_pass(
+        self, sigma: float | torch.Tensor, device: torch.device, transformer_options: dict[str, Any]
+    ) -> ModelPass:
+        """sigma: the noise level, also as a tensor (1,): the host does not wait for it before a call needs the step."""
         self.record.begin_pass(start_timer(device), device)
-        step = self._schedule.step(sigma, self.evaluations)
-        model_pass = ModelPass(self, step, transformer_options, self.evaluations, device)
         with memory.unrecorded():  # these tensors live until the pass is through
+            level = _copied(sigma) if isinstance(sigma, torch.Tensor) else sigma
+            model_pass = ModelPass(self, self._schedule, level, transformer_options, self.evaluations, device)
             if self.dispatcher.guard is not None and model_passes.can_read_back(device):
                 model_pass.nonfinite = torch.zeros(1, dtype=torch.int32, device=device)
                 model_pass.flag = Readback(1, torch.int32, device)
@@ -140,6 +143,7 @@ class Session:
         return out
 
     def end_pass(self, model_pass: ModelPass) -> None:
+        model_pass.settle()
         self.record.end_pass(len(model_pass.calls), packs.block_owner(model_pass.transformer_options))
         self._expected_calls = len(model_pass.calls)
         if self.dispatcher.rotations is not None:
@@ -314,3 +318,9 @@ class Session:
         if self._follows_node:
             return "the SageAttention2 node before this one"
         return packs.owner_of(self.previous)
+
+
+def _copied(tensor: torch.Tensor) -> Readback:
+    copy = Readback(tensor.numel(), tensor.dtype, tensor.device)
+    copy.start(tensor)
+    return copy

@@ -216,7 +216,7 @@ class TunedChoices:
         close = [pv for pv, seconds in times.items() if seconds <= most]
         return min(close, key=errors.__getitem__) if len(times) > 1 else None
 
-    def fastest_of(self, mode: str, work: Work, *, rotate: bool, pv_accumulator: str | None = None) -> Candidate | None:
+    def fastest_of(self, mode: str, work: Work, *, rotate: bool, pv_accumulator: str | None) -> Candidate | None:
         """The fastest candidate of `mode` in `work` that does not smooth V; None takes the faster accumulators."""
         timed = {
             candidate: seconds

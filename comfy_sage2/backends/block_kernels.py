@@ -96,7 +96,7 @@ def block_lists(
 
 
 def block_outputs(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, bias: torch.Tensor | None = None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, bias: torch.Tensor | None
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
     """What some rows get from each key block alone, in one entry of a batch.
 
@@ -279,8 +279,8 @@ def choose_cuts(
     chosen: torch.Tensor | None = None,
     by_tail: torch.Tensor | None = None,
     errors: torch.Tensor | None = None,
-    compared_by_tail: torch.Tensor | None = None,
-    compared_errors: torch.Tensor | None = None,
+    compared_by_tail: torch.Tensor | None,
+    compared_errors: torch.Tensor | None,
 ) -> None:
     """Choose how many blocks each head computes: CutParams of csrc/common/block_selection.h."""
     batch, heads, rows, _ = norms.shape

@@ -85,7 +85,7 @@ def prepare(
 
 
 def heads_that_gain(
-    q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions, hidden: torch.Tensor | None = None
+    q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions, hidden: torch.Tensor | None
 ) -> torch.Tensor:
     """Which heads of q (B, Hq, Nq, D) and k (B, Hkv, Nkv, D) rotate=None rotates: bool (B, Hkv).
 

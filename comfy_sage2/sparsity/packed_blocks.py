@@ -21,7 +21,7 @@ class Blocks(NamedTuple):
     """
 
     bits: torch.Tensor
-    by_tail: torch.Tensor | None = None
+    by_tail: torch.Tensor | None
 
     @classmethod
     def of(cls, active: torch.Tensor, by_tail: torch.Tensor | None = None) -> Blocks:

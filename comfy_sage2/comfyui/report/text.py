@@ -262,7 +262,7 @@ def base_of(session: Session) -> str:
     return f"the model's own attention ({session.declared.label})" if session.leaves_to_declared else FULL_PRECISION
 
 
-def _time_lines(summary: Summary, base: str = FULL_PRECISION) -> list[str]:
+def _time_lines(summary: Summary, base: str) -> list[str]:
     """Attention's part of the sampling, the time that was saved, and the most that could be. base: see `base_of`."""
     if summary.seconds <= 0.0:
         return []
@@ -295,7 +295,7 @@ def _time_lines(summary: Summary, base: str = FULL_PRECISION) -> list[str]:
     return lines
 
 
-def _agreement(summary: Summary, declared: str = "") -> list[str]:
+def _agreement(summary: Summary, declared: str) -> list[str]:
     if not summary.agreement:
         return []
     means = layer_means(summary)

@@ -47,7 +47,7 @@ class Downgrade:
     served_by: str
     recomputed_by: str
     is_finite: bool
-    in_precise: bool = False
+    in_precise: bool
 
     @property
     def text(self) -> str:

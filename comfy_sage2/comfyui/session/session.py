@@ -292,7 +292,7 @@ class Session:
         model_pass: ModelPass,
         run: Fallback,
         owner: str,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None,
     ) -> torch.Tensor:
         """Run another pack's attention. Record the call as that pack's, unless the pack gave it back to this node."""
         seen, device = len(model_pass.calls), call.q.device

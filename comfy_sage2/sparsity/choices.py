@@ -154,10 +154,13 @@ class BlockChoices:
         if level.share is None and blocks_of(key.kv_length) < levels.LEAST_BLOCKS_WITH_TAIL:
             level = level._replace(tail=False)
         module = module_for(inputs.q.device)
-        scores = block_scores(module, inputs.q, inputs.k, inputs.scale, block_means=level.share is not None)
-        compared = None if earlier is None else earlier.blocks.blocks
-        choice = choose(inputs, scores, level, sample=moment.step, compared=compared)
-        del scores
+        choice = choose(
+            inputs,
+            block_scores(module, inputs.q, inputs.k, inputs.scale, block_means=level.share is not None),
+            level,
+            sample=moment.step,
+            compared=None if earlier is None else earlier.blocks.blocks,
+        )
         blocks = choice.blocks
         chosen = call_blocks(blocks)
         kept = KeptBlocks(blocks, chosen.mask.lists[..., 0], choice.errors)

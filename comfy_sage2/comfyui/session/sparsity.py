@@ -98,8 +98,7 @@ class BlockSparsity:
         try:
             outcome = self._attend(call, dense, optional, site, model_pass)
         except Exception as error:  # whatever it is, the call can still compute all blocks
-            self._active = False
-            self._choices.clear()
+            self.end_sampling()
             outcome = f"[SA-318] skipping key blocks failed and stays off for this sampling: {error_text(error)}"
             log.warning("SageAttention2: %s", outcome)
         if isinstance(outcome, str):

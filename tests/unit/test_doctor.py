@@ -60,18 +60,59 @@ def test_status_1_when_none_works(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     )
 
 
-def test_each_gpu_has_its_measured_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def parts_of(report: str) -> dict[str, list[tuple[str, str]]]:
+    """The lines of each part of a report, as label and text."""
+    parts: dict[str, list[tuple[str, str]]] = {}
+    for line in report.splitlines():
+        if line.startswith("  "):
+            parts[list(parts)[-1]].append((line[2:27].strip(), line[27:]))
+        else:
+            parts[line] = []
+    return parts
+
+
+def test_a_report_has_all_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with two GPUs, of which one was measured, and without a GPU."""
+    install(monkeypatch, Accelerated("broken", works=False))
+    peers = SimpleNamespace(name="a", availability=lambda: "no a"), SimpleNamespace(name="b", version="1.2")
+    peers[1].availability = lambda: None
+    monkeypatch.setattr(doctor, "PEERS", peers)
     gpus = [torch.device("cuda", index) for index in range(2)]
-    monkeypatch.setattr(doctor, "devices", lambda: [*gpus, torch.device("cpu")])
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    properties = SimpleNamespace(name="H200", major=9, minor=0, total_memory=140 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0) if device.index else (7, 5))
+    monkeypatch.setattr(loader, "reason_unavailable", lambda name: None)
+    monkeypatch.setattr(loader, "load", declared_module)
+    monkeypatch.setattr(self_test, "test_now", lambda *of: self_test.TestResult(None, 12, 0.04))
     times: dict[int, Any] = {0: None, 1: SimpleNamespace(lines=lambda: ["4096 tokens: 8b 361", "16384 tokens: 8b 402"])}
-    said = doctor.report([], times.__getitem__)
-    lines = [line.split(maxsplit=1) for line in said.partition("measured speed\n")[2].splitlines()[:3]]
-    assert lines == [
-        ["cuda:0", "not yet: the first run of a node measures it, and so does doctor --measure"],
-        ["cuda:1", "4096 tokens: 8b 361"],
-        ["cuda:1", "16384 tokens: 8b 402"],
+    reasons: dict[str, str | None] = {"broken": "its wheel is missing"}
+
+    monkeypatch.setattr(doctor, "devices", lambda: [*gpus, torch.device("cpu")])
+    with_gpus = parts_of(doctor.report([doctor.Verdict("cuda:1", "8b", reasons)], times.__getitem__))
+    monkeypatch.setattr(doctor, "devices", lambda: [torch.device("cpu")])
+    without = parts_of(doctor.report([doctor.Verdict("cpu", "8b", reasons)], times.__getitem__))
+
+    for parts in (with_gpus, without):
+        version, *names, verdict = parts
+        assert version.startswith("comfy_sage2 ") and verdict.startswith("verdict: no kernel runs on ")
+        assert names == [
+            "machine", "kernels", "self-test of the kernels", "attentions of other packages", "measured speed",
+            "packs that import sageattention", "backend for each mode (float16, head_dim 128)",
+        ]  # fmt: skip
+        assert parts["attentions of other packages"] == [("a", "no a"), ("b", "ready: version 1.2")]
+        assert [label for label, _ in parts["kernels"]] == ["broken"]
+    assert with_gpus["machine"][3:] == [(f"GPU {n}", "H200, compute capability 9.0, 140 GiB") for n in range(2)]
+    assert with_gpus["self-test of the kernels"] == [
+        ("sm90 on cuda:1", "passed: 12 calls within their bounds in 40 ms")
     ]
+    assert with_gpus["measured speed"] == [
+        ("cuda:0", "not yet: the first run of a node measures it, and so does doctor --measure"),
+        ("cuda:1", "4096 tokens: 8b 361"),
+        ("cuda:1", "16384 tokens: 8b 402"),
+    ]
+    assert without["machine"][3:] == [("GPU", "none that this torch can use")]
+    assert without["self-test of the kernels"] == [("none", "no kernels for a GPU here")]
+    assert without["measured speed"] == [("none", "no GPU here")]
 
 
 def test_the_verdict_names_every_device() -> None:

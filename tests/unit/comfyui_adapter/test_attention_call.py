@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.attention.bias
 
-from comfy_sage2.comfyui.adapter import packs
-from comfy_sage2.comfyui.adapter.attention_call import INSIDE, AttentionCall
+from comfy_sage2.comfyui.adapter import attention_call, packs
+from comfy_sage2.comfyui.adapter.attention_call import INSIDE, AttentionCall, CallForm
 
 
 def test_eight_arguments_by_position() -> None:
@@ -23,6 +23,18 @@ def test_what_other_parts_read_is_no_unknown_argument() -> None:
     """A call with one would go to ComfyUI's attention: every call of a model whose file prefers an attention."""
     known = {"transformer_options": {}, INSIDE: True, "preferred_attention": "sage"}
     assert AttentionCall.of((*torch.randn(3, 1, 16, 64).unbind(), 2), known).unknown == ()
+
+
+def test_forms_of_many_calls_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def form(heads: int) -> CallForm:
+        return AttentionCall.of((*torch.zeros(3, 1, 16, 64).unbind(), heads), {}).form
+
+    monkeypatch.setattr(attention_call, "_MOST_FORMS", 4)
+    first = form(1)
+    assert form(1) is first
+    for heads in (2, 4, 8, 16):
+        form(heads)
+    assert form(1) is not first
 
 
 def test_a_fallback_has_all_that_was_given() -> None:

@@ -297,6 +297,16 @@ def test_what_fails_in_slices_is_computed_as_a_whole(monkeypatch: pytest.MonkeyP
     assert model.blocks[0].attn.made == [256] * (1 + after) + [TOKENS] * 2  # it is tried once
 
 
+def test_the_next_sampling_tries_slices_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, session = Model(1), torch.randn(TOKENS, 96), sampling(report=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(ReferenceSlices, "add", failing(ValueError("must be of self-attention"), 1))
+        run_pass(session, model, x)
+    session.begin_sampling(SIGMAS, times_calls=False)
+    run_pass(session, model, x)
+    assert labels(session) == ["1 reference · 8b · in slices"] and "not sliced" not in report([session])
+
+
 def test_a_lack_of_memory_is_comfyuis_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReferenceSlices, "add", failing(torch.cuda.OutOfMemoryError("no memory"), 1))
     model, x, session = Model(), torch.randn(TOKENS, 96), sampling()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from pretended_gpu import on_gpu
 from random_blocks import full_blocks
 from recorder import BYTES_A_HEAD, STREAM, Recorder, kernel_call, misaligned
 from reference_module import RUN_ARGUMENTS
@@ -17,7 +18,8 @@ from threads import run_in_threads
 
 from comfy_sage2.backends import kernel_call as kernel_call_module
 from comfy_sage2.backends import launches
-from comfy_sage2.backends.module_plan import Views
+from comfy_sage2.backends.launches import current_stream
+from comfy_sage2.backends.module_plan import Views, plan_fields
 from comfy_sage2.backends.readable import is_readable, readable
 from comfy_sage2.call.signature import ANYONE, CallSignature, TensorForm
 from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
@@ -27,6 +29,20 @@ from comfy_sage2.options import AttentionOptions
 @pytest.fixture(autouse=True)
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches, "current_stream", lambda device: STREAM)
+
+
+def test_a_stream_is_that_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 100 + index, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert [current_stream(torch.device(name)) for name in ("cuda:0", "cuda:1", "cuda")] == [100, 101, 103]
+
+
+def test_a_plan_is_told_its_gpu() -> None:
+    strides = (8192, 1024, 128)
+    views = Views(strides, strides, strides, strides)
+    for device, number in (("cuda:0", 0), ("cuda:3", 3), ("cuda", -1)):
+        signature = on_gpu((9, 0), AttentionOptions(), device=torch.device(device))
+        assert plan_fields(signature, views, 1, 8)["device"] == number
 
 
 def run(

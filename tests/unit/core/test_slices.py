@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from comfy_sage2.call.signature import CallSignature, Routing
 from comfy_sage2.call.tensors import OptionalTensors
 from comfy_sage2.dispatch.plan import CallPlan, plan
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.reference.options import ReferenceOptions
+from comfy_sage2.reference.preparation import prepare
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 SLICE = 256
@@ -66,13 +69,25 @@ def test_slices_are_as_exact_as_the_whole(pv: str, rotate: str, kind: str, fresh
     assert relative_l1(out, exact) <= most * relative_l1(planned.run(*tensors)[0], exact)
 
 
+@pytest.mark.parametrize("smooth_v", [False, True])
 @pytest.mark.parametrize(("pv", "room"), [("fp8", 16.0), ("int8", 4.0)])
-def test_values_that_leave_the_head_room_of_the_first_slice_are_told(pv: str, room: float) -> None:
+def test_values_that_leave_the_head_room_of_the_first_slice_are_told(pv: str, room: float, smooth_v: bool) -> None:
     for larger in (0.98, 1.02):
         q, k, v = torch.randn(3, 1, 2, 600, 64).unbind()
-        v[0, 1, 555, 7] = -larger * room * v[0, 1, :SLICE, 7].abs().max()
-        _, flag = by_reference((q, k, v), pv=pv)
+        v[:, :, SLICE:] += 1.0  # another mean than that of the first slice
+        first = v[0, 1, :SLICE, 7]
+        mean = first.mean() if smooth_v else 0.0
+        v[0, 1, 555, 7] = mean - larger * room * (first - mean).abs().max()
+        _, flag = by_reference((q, k, v), pv=pv, smooth_v=smooth_v)
         assert bool(flag) == (larger > 1.0)
+
+
+def test_means_are_those_of_the_first_slice() -> None:
+    q, k, v = torch.randn(3, 1, 2, 600, 64).unbind()
+    options = replace(ReferenceOptions.of(AttentionOptions(smooth_v=True)), slice_tokens=SLICE)
+    prepared = prepare(q, k, v, options)
+    assert prepared.v_mean is not None
+    torch.testing.assert_close(prepared.v_mean, v[:, :, :SLICE].mean(dim=2, keepdim=True))
 
 
 def test_the_first_slice_chooses_the_heads_to_rotate() -> None:

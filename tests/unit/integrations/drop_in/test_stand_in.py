@@ -163,6 +163,7 @@ def test_a_broken_library_is_a_missing_module(
     start(script=copy / "prestartup_script.py")
     with pytest.raises(ModuleNotFoundError, match=r"SA-111.*broken on purpose"):
         importlib.import_module(NAME)
+    assert "comfy_sage2" not in sys.modules  # else the next import of it would seem to work
 
 
 def test_a_second_copy_leaves_the_first_ones_offer(start: Start, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ COMMANDS = {
     "videos": ("lab.evaluation.videos", "whole videos with every attention, beside full precision"),
     "accuracy": ("lab.evaluation.accuracy", "the paper's accuracy tables"),
     "sparse": ("lab.measurements.sparse", "one sparse call beside comfy-kitchen's Sol-Attn"),
+    "sparse-rows": ("lab.measurements.sparse_rows", "what heads with sparse attention lose over all rows"),
     "memory": (
         "lab.measurements.memory",
         "what attention takes of memory: calls, MiniMax H3's blocks, the longest clip",

@@ -1,0 +1,159 @@
+"""`python -m lab sparse-rows`: what heads lose over all of their rows, beside the bound that holds on some of them.
+
+    python -m lab sparse-rows --results docs/results  # a section of sparse-sampling.md
+
+Blocks are chosen as by the node, in calls of any length; all else is float32. The inputs are every kind of
+`sparse_inputs`, and self-attention of the demo model, which samples in full precision.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import chain, product
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from comfy_sage2.block_mask import BLOCK_TOKENS
+from comfy_sage2.sparsity.call_blocks import CallBlocks, add_tail_
+from comfy_sage2.sparsity.choices import BlockChoices, ChoiceKey, Moment
+from comfy_sage2.sparsity.errors import Inputs
+from comfy_sage2.sparsity.levels import LEVELS
+
+from ..arguments import add_device, parser_of
+from ..demo.job import Job
+from ..demo.model import DemoModel, ReplacedAttention, starting_noise
+from ..demo.scenes import random_scene
+from ..result_page import page_head, show, table, write_section
+from .sparse_inputs import KINDS, made
+
+MOST_ON_AVERAGE, MOST = 1.3, 2.0  # times the bound: the heads of an input together, and each of them
+_BOUNDED = [(level, level.bound) for level in LEVELS.values() if level.bound is not None]
+_GRID, _HEADS, _HEAD_DIM, _SEEDS = (8, 32, 32), 4, 64, 3
+_LONG_GRID, _LONG = (24, 32, 32), ("video-like", "video-like, diffuse", "one global key, diffuse")
+_CAPTIONS, _STEPS, _CAPTURED_STEPS = 2, 20, (4, 10, 18)  # the first sparse step, one in the middle, the last choice
+_PAGE, _TITLE = "sparse-sampling", "Errors over all rows"
+
+NamedInputs = Iterator[tuple[str, Inputs]]
+
+
+def output(inputs: Inputs, blocks: CallBlocks) -> torch.Tensor:
+    """Attention with these blocks and their tails in float32, (B, H, N, D)."""
+    q, k, v = (x.float() for x in inputs[:3])
+    out, lse = torch.empty_like(q), q.new_empty(q.shape[:3])
+    keys = blocks.mask.to_dense().repeat_interleave(BLOCK_TOKENS, dim=3)[..., : k.shape[2]]
+    for entry, head, block in product(*map(range, keys.shape[:3])):
+        rows = entry, head, slice(block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS)
+        active = keys[entry, head, block]
+        scores = q[rows] @ k[entry, head, active].T * inputs.scale
+        lse[rows] = scores.logsumexp(dim=1)
+        out[rows] = scores.softmax(dim=1) @ v[entry, head, active]
+    add_tail_(blocks, q, k, v, out, lse, "BHND", inputs.scale)
+    return out
+
+
+def lost(inputs: Inputs, sample: int) -> torch.Tensor:
+    """Of each bound: errors of the heads over all rows, times the bound; shares of the blocks; which have a tail.
+
+    Float32 (bounds, 3, B * H); sample: the number of the sampled rows.
+    """
+    q, k, v = (x.float() for x in inputs[:3])
+    exact = scaled_dot_product_attention(q, k, v, scale=inputs.scale)
+    key = ChoiceKey(0, tuple(inputs.q.shape), inputs.k.shape[2], inputs.q.device)
+    figures = []
+    for level, bound in _BOUNDED:
+        blocks = BlockChoices(level).blocks(key, Moment(sample), inputs)
+        assert blocks is not None  # which only blocks of an earlier step may be
+        errors = (output(inputs, blocks) - exact).norm(dim=(2, 3)) / exact.norm(dim=(2, 3)) / bound
+        counts = blocks.mask.lists[..., 0].float()
+        tails = torch.zeros_like(errors)
+        if blocks.tail_lists is not None:
+            tails = (blocks.tail_lists[..., 0] < counts.shape[2]).any(dim=2)
+        figures.append(torch.stack((errors, counts.mean(dim=2) / counts.shape[2], tails)).flatten(1))
+    return torch.stack(figures)
+
+
+def made_inputs(device: torch.device, seed: int) -> NamedInputs:
+    """Every kind with several seeds, and some so long that heads may have tails."""
+    sizes = [(name, _GRID, seed + number) for name in KINDS for number in range(_SEEDS)]
+    for name, grid, of in [*sizes, *((name, _LONG_GRID, seed) for name in _LONG)]:
+        *qkv, always = made(name, grid, _HEADS, _HEAD_DIM, device, of)
+        q, k, v = (x.transpose(1, 2) for x in qkv)
+        yield f"{name}{', long' * (grid is _LONG_GRID)}", Inputs(q, k, v, _HEAD_DIM**-0.5, always=always)
+
+
+def captured_inputs(device: torch.device, seed: int) -> NamedInputs:
+    """Calls of the demo model by caption, step and layer, each with its caption and without, in bfloat16."""
+    calls: defaultdict[int, list[list[torch.Tensor]]] = defaultdict(list)  # of each step
+    step = 0
+
+    def begin_step(number: int) -> None:
+        nonlocal step
+        step = number
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if step in _CAPTURED_STEPS and q.shape == k.shape:
+            calls[step].append([x.bfloat16() for x in (q, k, v)])
+        return scaled_dot_product_attention(q, k, v)
+
+    rng, job = random.Random(seed), Job(frames=33)
+    captions = [random_scene(rng).caption() for _ in range(_CAPTIONS)]
+    noise = [starting_noise(seed + n, width=job.width, height=job.height, frames=job.frames) for n in range(_CAPTIONS)]
+    with ReplacedAttention(attend):
+        DemoModel(device).denoise(captions, torch.cat(noise), steps=_STEPS, before_step=begin_step)
+    for caption, number in product(range(_CAPTIONS), _CAPTURED_STEPS):
+        for layer, call in enumerate(calls[number]):
+            q, k, v = (x[caption::_CAPTIONS] for x in call)
+            yield f"demo, caption {caption}, step {number}, layer {layer}", Inputs(q, k, v, q.shape[3] ** -0.5)
+
+
+def body(results: Mapping[str, torch.Tensor]) -> list[str]:
+    """The section below its head; results: of each input as `lost` gives them, of all seeds together."""
+    header = [f"{bound:g}: {what}" for _, bound in _BOUNDED for what in ("mean", "worst", "blocks")]
+    cells, above = [], 0
+    for name, of_bounds in results.items():
+        cells.append([name])
+        for errors, shares, tails in of_bounds:
+            for error, most in ((errors.mean(), MOST_ON_AVERAGE), (errors.max(), MOST)):
+                above += bool(error > most)
+                cells[-1].append(f"**{error:.2f}**" if error > most else f"{error:.2f}")
+            cells[-1].append(f"{shares.mean():.0%}" + f", {int(tails.sum())} tails" * bool(tails.any()))
+    return [
+        "*mean* and *worst*: relative L2 of heads over all rows, times the bound. **Bold** is above "
+        f"{MOST_ON_AVERAGE:g} in the mean and {MOST:g} for the worst: {above} of {2 * len(_BOUNDED) * len(results)} "
+        f"figures. *blocks*: the share that heads compute. {_HEADS} heads of {math.prod(_GRID):,} tokens with {_SEEDS} "
+        f"seeds, of {math.prod(_LONG_GRID):,} (*long*) with one; *demo*: both heads of a call of the demo model, with "
+        "a caption and without. The node leaves calls as short as these of *demo* dense. Steps that reuse blocks may "
+        "lose more.",
+        "",
+        *table(["input", *header], cells),
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command."""
+    parser = parser_of("sparse-rows", __doc__, f"the section “{_TITLE}” of {_PAGE}.md")
+    add_device(parser)
+    parser.add_argument("--seed", type=int, default=0, help="of the inputs and the sampled rows (default: 0)")
+    options = parser.parse_args(arguments)
+    device, seed = options.device, options.seed
+    results: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
+    with torch.no_grad():
+        for number, (name, inputs) in enumerate(chain(made_inputs(device, seed), captured_inputs(device, seed))):
+            print(name, file=sys.stderr, flush=True)
+            results[name].append(lost(inputs, seed + number).cpu())
+    lines = page_head(
+        _TITLE,
+        device,
+        settings="blocks as `sparse` chooses them, attention in float32",
+        command=f"python -m lab sparse-rows --seed {seed} --results docs/results",
+        part="section",
+    )
+    lines += body({name: torch.cat(figures, dim=2) for name, figures in results.items()})
+    write_section(lines, _PAGE, options.results)
+    show(lines)
+    return 0

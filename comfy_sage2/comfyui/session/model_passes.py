@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -97,20 +97,23 @@ class ModelPass:
     nonfinite: torch.Tensor | None = None
     agreements: torch.Tensor | None = None
     flag: Readback | None = None
+    _step: int = -1  # until somebody asks
     _flag_copied_after: int = -1  # calls
     _streams: set[int] = field(default_factory=set)  # on which calls may set the flag
     _kept: int = 0
     _named: dict[str, int] = field(default_factory=dict)
     _kind: str = ""
 
-    @cached_property
+    @property
     def step(self) -> int:
         """Of the sampling. The first question may wait for the device.
 
         It comes with the first attention call, when the device has the model's work before that to go on with.
         """
-        sigma = self.sigma.values()[0] if isinstance(self.sigma, Readback) else self.sigma
-        return self.schedule.step(sigma, self.evaluation)
+        if self._step < 0:  # no cached_property, which before Python 3.12 would let other GPUs' threads wait too
+            sigma = self.sigma.values()[0] if isinstance(self.sigma, Readback) else self.sigma
+            self._step = self.schedule.step(sigma, self.evaluation)
+        return self._step
 
     def settle(self) -> int:
         """The step, also where no call has asked for it: that of the next pass is looked for from there on."""

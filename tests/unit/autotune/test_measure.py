@@ -216,11 +216,18 @@ def test_what_is_timed_of_each_kind_of_calls(monkeypatch: pytest.MonkeyPatch, wi
     """Efficient attention where flash attention is not, and smooth V in ordinary calls alone."""
     smooth, efficient = replace(EIGHT_HALF, smooth_v=True), Candidate("torch-efficient")
     able = {EIGHT_HALF, smooth, efficient} | ({FLASH} if with_flash else set())
-    monkeypatch.setattr(measure, "time_rounds", lambda runs, *rest: {key: [] for key in runs})
+    deadlines: list[float] = []
+
+    def time_rounds(runs: dict[Any, Any], clock: GpuClock, rng: object, deadline: float) -> dict[Any, list[float]]:
+        deadlines.append(deadline - clock.now())
+        return {key: [] for key in runs}
+
+    monkeypatch.setattr(measure, "time_rounds", time_rounds)
     monkeypatch.setattr(measure, "Inputs", lambda device, heads: SimpleNamespace(of=lambda work: (None,) * 4))
     monkeypatch.setattr(candidates, "calls", lambda *tensors: dict.fromkeys(able, print))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(multi_processor_count=8))
     timed, _ = measure.rounds_on(0, GpuClock())
+    assert 0.0 < deadlines[0] < 1.0
     for is_ordinary in (True, False):
         kinds = {candidate for candidate, work in timed if (work.kind == ORDINARY) == is_ordinary}
         assert kinds == able - ({efficient} if with_flash else set()) - (set() if is_ordinary else {smooth})
@@ -252,7 +259,9 @@ def test_errors_are_kept_beside_the_times(machine: Machine, monkeypatch: pytest.
 
 
 def test_inputs_are_those_of_the_call() -> None:
+    state = torch.get_rng_state()
     inputs = measure.Inputs(torch.device("cpu"), heads=1)
+    assert torch.equal(torch.get_rng_state(), state), "a sampler's noise would be another one"
     for work in measure.works_for(1):
         q, k, v, mask = inputs.of(work)
         assert q.shape == (1, work.heads, work.q_length, work.head_dim)

@@ -119,6 +119,20 @@ def test_what_cannot_be_read_in_place_is_copied_by_itself(which: int, layout: st
     assert out.is_contiguous() and out.data_ptr() == call["out"]
 
 
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_what_is_misaligned_in_a_reshaped_call_is_copied_by_itself(which: int) -> None:
+    module = Recorder()
+    tensors = [torch.randn(2, 16, 16, 64).half() for _ in range(3)]
+    call = kernel_call(module, *tensors)
+    tensors[which] = misaligned(2, 16, 16, 64)
+    out = call.run_reshaped(*tensors, NO_TENSORS, (2, 16, 1024))
+    (told,) = module.calls
+    assert out.shape == (2, 16, 1024) and out.data_ptr() == told["out"]
+    for name, tensor in zip("qkv", tensors, strict=True):
+        assert (told[name] == tensor.data_ptr()) == (tensor is not tensors[which]) and told[name] % 16 == 0
+        assert torch.equal(told["read"][name], tensor)
+
+
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
 def test_channels_are_padded_with_zeros(layout: str) -> None:
     q, k, v = torch.randn(3, 2, 16, 16, 20).half().unbind()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -100,3 +101,12 @@ def test_without_torch_the_package_imports_and_the_doctor_says_so() -> None:
     assert attention == "comfy_sage2.attention needs torch, which this Python does not have"
     assert "doctor needs torch" in finished.stderr
     assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's device that is always full")
+def test_a_full_disk_changes_neither_status_nor_errors() -> None:
+    code = "from comfy_sage2.command_line import say; say('text'); say('more'); raise SystemExit(3)"
+    command, environment = [sys.executable, "-c", code], {**os.environ, "PYTHONUNBUFFERED": ""}
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, env=environment)
+    assert (run.returncode, run.stderr) == (3, "")

@@ -53,7 +53,7 @@ def test_figures_above_the_limits_are_bold() -> None:
     text, *_, within, above = body({"within": torch.stack([figures] * 3), "above": torch.stack([figures * 1.5] * 3)})
     assert within == "| within |" + " 1.25 | 1.50 | 60%, 1 tails |" * 3
     assert above == "| above |" + " **1.88** | **2.25** | 90%, 1 tails |" * 3
-    assert "6 of 12 figures" in text
+    assert "largest are 1.88 and 2.25" in text and "6 of 12 figures of 2 inputs" in text
 
 
 def test_a_section_replaces_the_older(tmp_path: Path) -> None:

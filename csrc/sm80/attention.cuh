@@ -26,6 +26,7 @@ class Attention {
   static_assert(kQueryBlock == kListTile, "block lists are for blocks of queries");
   using Terms = ScoreTerms<kMask>;
   static constexpr bool kHasQuickStep = Pv::kHasQuickStep && !kHasRowBias;
+  static constexpr bool kHasUnlimitedStep = Pv::kOfKeyBlock && !kHasRowBias;
 
  public:
   static __device__ __forceinline__ void run(const AttentionParams& p) {
@@ -116,24 +117,17 @@ class Attention {
     int quick_key_blocks = 0;  // the first step has no maxima to go by
     while (key_block < item.key_blocks) {
       if constexpr (Pv::kKeyStages == 2) {
-        // What the item tells is read while the warp waits for others.
-        const unsigned char *k = item.k, *v = item.v;
-        const float* k_scale = item.k_scale;
-        const int next = item.key_block_after(key_block);
-        cp_async_wait<0>();
-        __syncthreads();  // K is there, nobody reads the last V any more
-        copy_values(v, key_block);
-        copy_keys(k, k_scale, next, kLayout.key_stage - stage);
-        if (!quick_step(key_block < quick_key_blocks && !has_token_terms())) {
-          full_step(key_block);
-          quick_key_blocks = item.unlimited_key_blocks;
+        key_block = step(key_block, [&] {
+          if (!quick_step(key_block < quick_key_blocks)) {
+            full_step(key_block);
+            quick_key_blocks = item.unlimited_key_blocks;
+          }
+        });
+        // A loop of its own, so that its instructions lie together and the rare steps apart (E153).
+        if constexpr (kHasUnlimitedStep) {
+          while (key_block < item.unlimited_key_blocks && !has_token_terms())
+            key_block = step(key_block, [&] { unlimited_step(); });
         }
-        // After the last key block it reads past this head's, as copy_keys does.
-        if constexpr (Pv::kOfKeyBlock) v_tile_scale = __ldg(item.v_tile_scale + next);
-        cp_async_wait<1>();
-        __syncthreads();  // V is there, nobody reads K any more
-        stage = kLayout.key_stage - stage;
-        key_block = next;
       } else {
         cp_async_wait<0>();
         __syncthreads();  // K is there, nobody reads the last V any more
@@ -145,11 +139,32 @@ class Attention {
         __syncthreads();  // V is there, nobody reads K any more
         key_block = item.next_key_block;
         copy_keys(item.k, item.k_scale, key_block, 0);
+        output.add_product(packed, values());
       }
-      output.add_product(packed, reinterpret_cast<const uint4*>(shared + kVAt) + lane);
     }
     cp_async_wait<0>();
     store();
+  }
+
+  // P of one key block by `probabilities_of_block`, and P V, while K of the next is copied. Returns the next key block.
+  template <class Probabilities>
+  __device__ __forceinline__ int step(int key_block, const Probabilities& probabilities_of_block) {
+    // What the item tells is read while the warp waits for others.
+    const unsigned char *k = item.k, *v = item.v;
+    const float* k_scale = item.k_scale;
+    const int next = item.key_block_after(key_block);
+    cp_async_wait<0>();
+    __syncthreads();  // K is there, nobody reads the last V any more
+    copy_values(v, key_block);
+    copy_keys(k, k_scale, next, kLayout.key_stage - stage);
+    probabilities_of_block();
+    // After the last key block it reads past this head's, as copy_keys does.
+    if constexpr (Pv::kOfKeyBlock) v_tile_scale = __ldg(item.v_tile_scale + next);
+    cp_async_wait<1>();
+    __syncthreads();  // V is there, nobody reads K any more
+    stage = kLayout.key_stage - stage;
+    output.add_product(packed, values());
+    return next;
   }
 
   // P and row sums of one key block by the running maxima as they are: most scores stay below them, and P of 16 bits
@@ -168,17 +183,18 @@ class Attention {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) output.add_row_sums(tile, sum[tile]);
       return true;
-    } else if constexpr (Pv::kOfKeyBlock && !kHasRowBias) {
-      if (!allowed) return false;
-      // K is read once for all tiles of the warp: their scores take the registers that the product needs afterwards.
-      int scores[kTiles][8][4];
-      integer_scores<kHeadDim, kBits>(scores, queries(0), kQTileWords, keys(), FullNumbers::kStart);
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) probabilities_of<false>(scores[tile], 0, tile);
-      return true;
     } else {
       return false;
     }
+  }
+
+  // P and row sums of one key block to all keys of which each query may attend.
+  __device__ __forceinline__ void unlimited_step() {
+    // K is read once for all tiles of the warp: their scores take the registers that the product needs afterwards.
+    int scores[kTiles][8][4];
+    integer_scores<kHeadDim, kBits>(scores, queries(0), kQTileWords, keys(), FullNumbers::kStart);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) probabilities_of<false>(scores[tile], 0, tile);
   }
 
   __device__ __forceinline__ void quick_probabilities(float (&sum)[kTiles][2]) {
@@ -349,6 +365,9 @@ class Attention {
   }
   __device__ __forceinline__ const uint4* keys() const {
     return reinterpret_cast<const uint4*>(shared + kKAt + stage) + lane;
+  }
+  __device__ __forceinline__ const uint4* values() const {
+    return reinterpret_cast<const uint4*>(shared + kVAt) + lane;
   }
   __device__ __forceinline__ const float4* key_terms() const {
     return reinterpret_cast<const float4*>(shared + kBiasAt + stage) + lane % 4;

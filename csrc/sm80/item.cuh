@@ -11,7 +11,7 @@ static_assert(kListTile % kKeyBlock == 0, "a block of a list is whole key blocks
 // It lies in shared memory, because the registers are needed for the output.
 //
 // Keys go up from the first. Where the queries have a tile of keys at their own place, that one comes before: it often
-// holds the largest scores, and a block far below the running maximum can be skipped.
+// holds the largest scores, and steps that raise no maximum are shorter.
 struct Item {
   const unsigned char *q, *k, *v;
   const float *q_scale, *k_scale, *bias;

@@ -45,7 +45,8 @@ constexpr int min_blocks_per_sm(int head_dim) { return head_dim == 256 ? 1 : hea
       name(const __grid_constant__ AttentionParams params) {                                             \
     using Product = typename ProductOf<product>::Type;                                                   \
     static_assert(Product::kVBytes == v_bytes(product, HALF_VALUES) &&                                   \
-                  Product::kKeyStages == key_stages(product, HALF_VALUES));                              \
+                  Product::kKeyStages == key_stages(product, HALF_VALUES) &&                             \
+                  Product::kOfKeyBlock == (value_stages(product, 64) == 2));                             \
     Attention<head_dim, bits, Product, mask>::run(params);                                               \
   }
 #if BLOCK_SCALED

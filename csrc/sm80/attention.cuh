@@ -18,7 +18,9 @@ class Attention {
   static constexpr int kKBytes = key_tile_bytes(kHeadDim, kBits);
   static constexpr int kVBytes = value_tile_bytes(kHeadDim, Pv::kVBytes);
   static constexpr int kQScales = query_scales(kBits);
-  static constexpr SharedLayout kLayout{kHeadDim, kBits, Pv::kVBytes, Pv::kKeyStages};
+  // Of V in two stages, the next is copied with its K.
+  static constexpr bool kCopiesValuesAhead = Pv::kOfKeyBlock && kHeadDim == 64;
+  static constexpr SharedLayout kLayout{kHeadDim, kBits, Pv::kVBytes, Pv::kKeyStages, kCopiesValuesAhead ? 2 : 1};
   static constexpr int kKAt = kLayout.k, kVAt = kLayout.v, kBiasAt = kLayout.bias;
   static constexpr int kKScalesAt = kLayout.k_scale, kQScalesAt = kLayout.q_scale;
   static constexpr int kQTileWords = kQBytes / (8 * 16);  // 16-byte words of 16 queries
@@ -95,8 +97,8 @@ class Attention {
     if constexpr (kHasKeyBias) copy<kKeyBlock * 4>(kBiasAt + at, item.bias + key_block * kKeyBlock);
     cp_async_commit();
   }
-  __device__ __forceinline__ void copy_values(const unsigned char* v, int key_block) const {
-    copy<kVBytes>(kVAt, v + i64(key_block) * kVBytes);
+  __device__ __forceinline__ void copy_values(const unsigned char* v, int key_block, int at = 0) const {
+    copy<kVBytes>(kVAt + at, v + i64(key_block) * kVBytes);
     cp_async_commit();
   }
 
@@ -106,6 +108,7 @@ class Attention {
     int key_block = item.first_key_block;
     stage = 0;
     copy_keys(item.k, item.k_scale, key_block, stage);
+    if constexpr (kCopiesValuesAhead) copy_values(item.v, key_block, stage);
     if constexpr (Pv::kOfKeyBlock) {
       __shared__ float2 value_sums[kThreads][kTiles];
       output.value_sum = value_sums[threadIdx.x];
@@ -155,15 +158,18 @@ class Attention {
     const int next = item.key_block_after(key_block);
     cp_async_wait<0>();
     __syncthreads();  // K is there, nobody reads the last V any more
-    copy_values(v, key_block);
-    copy_keys(k, k_scale, next, kLayout.key_stage - stage);
+    if constexpr (!kCopiesValuesAhead) copy_values(v, key_block);
+    copy_keys(k, k_scale, next, kLayout.stage - stage);
+    if constexpr (kCopiesValuesAhead) copy_values(v, next, kLayout.stage - stage);
     probabilities_of_block();
     // After the last key block it reads past this head's, as copy_keys does.
     if constexpr (Pv::kOfKeyBlock) v_tile_scale = __ldg(item.v_tile_scale + next);
-    cp_async_wait<1>();
-    __syncthreads();  // V is there, nobody reads K any more
-    stage = kLayout.key_stage - stage;
+    if constexpr (!kCopiesValuesAhead) {
+      cp_async_wait<1>();
+      __syncthreads();  // V is there, nobody reads K any more
+    }
     output.add_product(packed, values());
+    stage = kLayout.stage - stage;
     return next;
   }
 
@@ -367,7 +373,7 @@ class Attention {
     return reinterpret_cast<const uint4*>(shared + kKAt + stage) + lane;
   }
   __device__ __forceinline__ const uint4* values() const {
-    return reinterpret_cast<const uint4*>(shared + kVAt) + lane;
+    return reinterpret_cast<const uint4*>(shared + kVAt + (kCopiesValuesAhead ? stage : 0)) + lane;
   }
   __device__ __forceinline__ const float4* key_terms() const {
     return reinterpret_cast<const float4*>(shared + kBiasAt + stage) + lane % 4;

@@ -30,23 +30,23 @@ constexpr int query_tile_bytes(int head_dim, int bits) { return kQueryBlock * he
 constexpr int key_tile_bytes(int head_dim, int bits) { return kKeyBlock * head_dim * bits / 8; }
 constexpr int value_tile_bytes(int head_dim, int v_bytes) { return kKeyBlock * head_dim * v_bytes; }
 
-// Offsets in the attention kernel's dynamic shared memory, which begins with the Q tile. k, k_scale and bias are those
-// of the first stage.
+// Offsets in the attention kernel's dynamic shared memory, which begins with the Q tile. k, k_scale and bias, and v
+// where it has two stages, are those of the first stage.
 struct SharedLayout {
   int q_scale, v, k, k_scale, bias;
-  int key_stage;  // bytes of K, its scales and its bias
-  int bytes;      // of all
+  int stage;  // bytes of K, its scales and its bias, and of V where it has two stages
+  int bytes;  // of all
 
-  // key_stages: key blocks whose K is in shared memory at a time. With two the next is copied while one is worked on;
-  // more, or V of two key blocks, would leave cards with 100 KB an SM one block of threads.
-  constexpr SharedLayout(int head_dim, int bits, int v_bytes, int key_stages)
+  // key_stages: key blocks whose K is in shared memory at a time, value_stages: whose V. With two the next is copied
+  // while one is worked on; more would leave cards with 100 KB an SM too few blocks of threads.
+  constexpr SharedLayout(int head_dim, int bits, int v_bytes, int key_stages, int value_stages)
       : q_scale(query_tile_bytes(head_dim, bits)),
         v(q_scale + query_scales(bits) * 4),
         k(v + value_tile_bytes(head_dim, v_bytes)),
         k_scale(k + key_tile_bytes(head_dim, bits)),
         bias(k_scale + kKeyGroups * 4),
-        key_stage(bias + kKeyBlock * 4 - k),
-        bytes(k + key_stages * key_stage) {}
+        stage(bias + kKeyBlock * 4 - (value_stages == 2 ? v : k)),
+        bytes((value_stages == 2 ? v : k) + key_stages * stage) {}
 };
 
 }  // namespace sm80

@@ -400,11 +400,13 @@ class Sm80(Check):
             strides = [numbers[f"bias_{axis}_stride"] for axis in ("batch", "head", "work")]
             of_mask = [row * self.mask_rows // self.batch, row if self.call.get("mask_head_stride") else 0, 0]
             assert strides == ([0, 0, row] if self.is_4b else of_mask if self.mask_rows else [0, 0, 0])
-        # Q and its scales, V, and K with its scales and its bias: of two blocks, but where V has 8-bit floats.
+        # Q and its scales, V, and K with its scales and its bias: of two blocks, but where V has 8-bit floats. V is of
+        # two blocks where it is small.
         of_q = 128 * self.channels * self.bits // 8 + (128 if self.is_4b else 32) * 4
         of_k = 64 * self.channels * self.bits // 8 + 4 * 4 + 64 * 4
         blocks_of_k = 2 if self.v_bytes == 2 or self.is_int8 else 1
-        shared_bytes = of_q + 64 * self.channels * self.v_bytes + blocks_of_k * of_k
+        blocks_of_v = 2 if self.is_int8 and self.channels == 64 else 1
+        shared_bytes = of_q + blocks_of_v * 64 * self.channels * self.v_bytes + blocks_of_k * of_k
         assert {launch.shared_bytes for launch in attentions} == {shared_bytes}, self.call
         ends = [0, *(launch.first["first_work"] + launch.first["works"] for launch in attentions)]
         assert ends == [*(launch.first["first_work"] for launch in attentions), self.works]

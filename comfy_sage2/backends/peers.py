@@ -88,8 +88,9 @@ class Peer(Backend):
     def failed(self, error: Exception) -> RuntimeError:
         """Take this peer out of use in this process, because a call raised `error`. Returns what to raise instead."""
         with self._lock:
-            store.changed()  # its plans are made anew
-            self._fail(f"failed, and is not used until the restart: {type(error).__name__}: {error_text(error)}")
+            if self._failure is None:  # calls that were planned before raise again
+                store.changed()  # its plans are made anew
+                self._fail(f"failed, and is not used until the restart: {type(error).__name__}: {error_text(error)}")
         return RuntimeError(self._failure)
 
     def _fail(self, why: str) -> None:

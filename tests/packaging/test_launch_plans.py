@@ -391,6 +391,7 @@ class Sm80(Check):
             slices = (fields["first_work"] + fields["works"] - 1) // self.query_blocks + 1 - fields["first_slice"]
             assert fields["first_slice"] == fields["first_work"] // self.query_blocks
             return slices * self.blocks, parts_of(self.query_blocks, 64), 1
+        assert name == "prepare_tile_lists"  # these kernels do not ask whether lists skip a block
         return super().grid(launch)
 
     def check_work(self, attentions: list[Launch]) -> None:

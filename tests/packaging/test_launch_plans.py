@@ -409,6 +409,9 @@ class Sm80(Check):
         blocks_of_v = 2 if self.is_int8 and self.channels == 64 else 1
         shared_bytes = of_q + blocks_of_v * 64 * self.channels * self.v_bytes + blocks_of_k * of_k
         assert {launch.shared_bytes for launch in attentions} == {shared_bytes}, self.call
+        has_row_bias = self.has_mask and self.call["mask_query_stride"]
+        scores = "mask" if has_row_bias else "bias" if self.is_4b or self.has_mask else "plain"
+        assert all(launch.kernel.split("_")[2] == scores for launch in attentions), self.call
         ends = [0, *(launch.first["first_work"] + launch.first["works"] for launch in attentions)]
         assert ends == [*(launch.first["first_work"] for launch in attentions), self.works]
 

@@ -46,7 +46,7 @@ class OptionalTensors(NamedTuple):
         attn_mask: torch.Tensor | None,
         block_mask: BlockMask | None,
         nonfinite: torch.Tensor | None,
-        rotated_heads: torch.Tensor | None = None,
+        rotated_heads: torch.Tensor | None,
     ) -> OptionalTensors:
         """Take them from the arguments of `attention`; TypeError, which names the argument, for what is no tensor."""
         if attn_mask is None and block_mask is None and nonfinite is None and rotated_heads is None:

@@ -1,0 +1,42 @@
+"""How often constants are uploaded to a GPU, on a machine without one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.system.readback import constant
+
+GPU = torch.device("cuda", 1)
+
+
+class OnHost:
+    """A tensor on the host; a copy on a device is what was asked for."""
+
+    def pin_memory(self) -> OnHost:
+        return self
+
+    def to(self, device: torch.device, *, non_blocking: bool) -> tuple[OnHost, torch.device, bool]:
+        return self, device, non_blocking
+
+
+@pytest.mark.parametrize(("capturing", "uploads"), [(False, 2), (True, 4)])
+def test_a_constant_is_uploaded_once_for_a_stream_and_anew_for_each_graph(
+    capturing: bool, uploads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[OnHost] = []
+
+    def make(*arguments: int) -> OnHost:
+        assert arguments == (3, 4)
+        made.append(OnHost())
+        return made[-1]
+
+    streams = iter((7, 7, 8, 7))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=next(streams)))
+    constants: list[Any] = [constant(GPU, make, 3, 4) for _ in range(4)]  # type: ignore[arg-type]
+    assert len(made) == uploads and constants[0] == (made[0], GPU, True)
+    assert (constants[1] is constants[0]) is not capturing and constants[2] != constants[0]

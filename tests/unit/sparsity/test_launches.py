@@ -79,3 +79,20 @@ def test_launches_do_not_grow_with_tokens_and_heads(
         assert max(counts.values()) <= limit, counts
         assert has_kernels or counts[8192, 8] == counts[8192, 40] == counts[32_768, 24]
         assert launches(8192, 32, level, monkeypatch, kv_heads=8, has_kernels=has_kernels) <= limit
+
+
+def test_kernels_get_tensors_of_the_types_that_they_read_and_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are told addresses alone, so that another type would be taken for theirs."""
+    types: dict[str, torch.dtype] = {}
+
+    def told(*_: Any, **fields: Any) -> None:
+        types.update((name, value.dtype) for name, value in fields.items() if isinstance(value, torch.Tensor))
+
+    for name in ("row_errors", "choose_cuts"):
+        monkeypatch.setattr(block_kernels, name, told)
+    launches(8192, 8, LEVELS["medium"], monkeypatch, has_kernels=True)
+    assert types == {
+        **dict.fromkeys(("always", "forced", "by_tail"), torch.bool),
+        **dict.fromkeys(("tokens", "chosen"), torch.int32),
+        **dict.fromkeys(("scores", "totals", "norms", "errors"), torch.float32),
+    }

@@ -162,6 +162,12 @@ def test_a_model_without_cross_attention() -> None:
     assert not ModelModules.of(torch.nn.Sequential(torch.nn.Linear(1, 1))).cross_attend
 
 
+def test_a_layer_that_a_model_calls_twice_is_a_single_layer() -> None:
+    layer = torch.nn.Module()
+    layer.comfy_attention = torch.nn.Module()
+    assert list(ModelModules.of(torch.nn.Sequential(layer, layer)).declaring) == [layer.comfy_attention]
+
+
 def test_self_only_serves_parts_of_the_queries() -> None:
     session = session_with(apply_to="self only")
     part, (_, k, v) = torch.randn(1, 64, 128)[:, :16], qkv(64)

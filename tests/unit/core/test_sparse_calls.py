@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -315,6 +315,12 @@ def test_cross_attention_and_few_keys_are_dense(monkeypatch: pytest.MonkeyPatch)
 def test_wrong_values_are_named(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=rf"\[SA-215\].*{text}"):
         Sparse(**arguments)
+
+
+def test_values_stay_those_that_were_checked() -> None:
+    sparse = Sparse(share=0.1)
+    with pytest.raises(FrozenInstanceError):
+        sparse.share = 2.0  # type: ignore[misc]
 
 
 def test_another_type_is_refused() -> None:

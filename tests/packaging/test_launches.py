@@ -165,6 +165,17 @@ enqueue(**{**wanted, "block_mask_key_blocks": 0})
     assert len(hopper.calls("cuTensorMapEncodeTiled")) == 2 * 3
 
 
+def test_kernels_whose_tiles_differ_have_tensor_maps_of_their_own(hopper: Binding) -> None:
+    """At head_dim 64 one kernel takes 192 keys in a step, and the one that is launched for lists 128."""
+    hopper.run("""
+enqueue(head_dim=64, causal=False, q_length=300, kv_length=300, block_mask_key_blocks=3, block_mask_head_stride=12)
+""")
+    names = [line.split()[0] for line in hopper.calls("cuLaunchKernelEx")]
+    assert names[-2:] == ["attention_d64", "attention_d64_listed"]
+    boxes = [line.partition(" box ")[2].split()[0] for line in hopper.calls("cuTensorMapEncodeTiled")]
+    assert sorted(boxes) == ["128,64", "64,128", "64,128", "64,192", "64,64"]
+
+
 # The longest kv_length whose K and V one pass takes, by the head_dim of the kernels, and the tokens of a block's unit.
 ONE_PASS = {64: (4096, 256), 128: (2048, 128), 256: (1024, 64)}
 

@@ -46,7 +46,7 @@ constexpr int min_blocks_per_sm(int head_dim) { return head_dim == 256 ? 1 : hea
     using Product = typename ProductOf<product>::Type;                                                   \
     static_assert(Product::kVBytes == v_bytes(product, HALF_VALUES) &&                                   \
                   Product::kKeyStages == key_stages(product, HALF_VALUES) &&                             \
-                  Product::kOfKeyBlock == (value_stages(product, 64) == 2));                             \
+                  Product::kOfKeyBlock == (product == PvProduct::int8));                                 \
     Attention<head_dim, bits, Product, mask>::run(params);                                               \
   }
 #if BLOCK_SCALED

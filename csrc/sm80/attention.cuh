@@ -19,8 +19,9 @@ class Attention {
   static constexpr int kVBytes = value_tile_bytes(kHeadDim, Pv::kVBytes);
   static constexpr int kQScales = query_scales(kBits);
   // Of V in two stages, the next is copied with its K.
-  static constexpr bool kCopiesValuesAhead = Pv::kOfKeyBlock && kHeadDim == 64;
-  static constexpr SharedLayout kLayout{kHeadDim, kBits, Pv::kVBytes, Pv::kKeyStages, kCopiesValuesAhead ? 2 : 1};
+  static constexpr int kValueStages = value_stages(Pv::kOfKeyBlock, kHeadDim);
+  static constexpr bool kCopiesValuesAhead = kValueStages == 2;
+  static constexpr SharedLayout kLayout{kHeadDim, kBits, Pv::kVBytes, Pv::kKeyStages, kValueStages};
   static constexpr int kKAt = kLayout.k, kVAt = kLayout.v, kBiasAt = kLayout.bias;
   static constexpr int kKScalesAt = kLayout.k_scale, kQScalesAt = kLayout.q_scale;
   static constexpr int kQTileWords = kQBytes / (8 * 16);  // 16-byte words of 16 queries

@@ -27,9 +27,7 @@ constexpr int key_stages(PvProduct product, bool half_values) {
   return product == PvProduct::int8 || v_bytes(product, half_values) == 2 ? 2 : 1;
 }
 // Likewise of V, which then needs no barrier of its own. Where it is small: three blocks of threads fit into 100 KB.
-constexpr int value_stages(PvProduct product, int head_dim) {
-  return product == PvProduct::int8 && head_dim == 64 ? 2 : 1;
-}
+constexpr int value_stages(bool is_int8, int head_dim) { return is_int8 && head_dim == 64 ? 2 : 1; }
 
 }  // namespace sm80
 

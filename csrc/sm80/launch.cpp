@@ -247,7 +247,7 @@ class Builder final : public LaunchBuilder<Workspace> {
     const KernelInfo& kernel = kernel_of(head_dim_, score_bits(call_.mode), mask, product_);
     launch(kernel.image, kernel.name, grid(params.works), attention_threads(head_dim_),
            SharedLayout(head_dim_, kernel.score_bits, v_bytes(product_, half_values_),
-                        key_stages(product_, half_values_), value_stages(product_, head_dim_))
+                        key_stages(product_, half_values_), value_stages(product_ == PvProduct::int8, head_dim_))
                .bytes,
            params, fields);
   }

@@ -138,7 +138,7 @@ def _why_nothing(session: Session, summary: Summary) -> str | None:
     silent = f"[SA-317] {session.model} ran {summary.passes} times, and none of its attention calls reached the node"
     pack, cause = session.pack_in_model, "its code calls attention without ComfyUI's hook"
     if pack is not None:
-        cause += f". Or it is {pack}, which runs the model with functions of its own: try without the nodes of {pack}"
+        cause += f", or {pack} computes the attention itself. Remove the nodes of {pack} to find out which"
     return f"{silent}: {cause}. {_STAND_IN}"
 
 

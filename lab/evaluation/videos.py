@@ -3,8 +3,8 @@
     python -m lab videos --results docs/results  # videos.md and videos.jpg
 
 Rows are the modes as a new node has them and without rotation, sparse attention, the baselines of the paper by
-reference numerics, and on a GPU the attentions of other packages. Each gets q, k and v in bfloat16, as a model in
-bfloat16 passes them; all but the attention is float32.
+reference numerics, and on a GPU the attentions of other packages and the builds that `--build` names, as for
+`lab bench`. Each gets q, k and v in bfloat16, as a model in bfloat16 passes them; all but the attention is float32.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from comfy_sage2.timing.measure import ensure_timed
 
 from ..arguments import add_device, at_least_1, parser_of
 from ..baselines import BASELINES
+from ..bench import ours as kernels
 from ..bench import peers
 from ..bench.candidates import BenchmarkCandidate
 from ..demo.job import CLASSIFIER_FILE, FOLDER, Job
@@ -61,8 +62,8 @@ def baseline(name: str) -> Attend:
     return attend
 
 
-def of_peer(candidate: BenchmarkCandidate) -> Attend:
-    """Another package's attention."""
+def of_candidate(candidate: BenchmarkCandidate) -> Attend:
+    """Another package's attention, or that of a build."""
     return lambda q, k, v: candidate.attend(q.contiguous(), k.contiguous(), v.contiguous())
 
 
@@ -114,7 +115,7 @@ def attentions(device: torch.device) -> dict[str, Attend]:
         rows[f"8b, sparse {name}"] = SparseAttention(partial(_with_lse, ours), level)
     rows |= {name: baseline(name) for name in BASELINES}
     if device.type == "cuda":
-        rows |= {candidate.name: of_peer(candidate) for candidate in peers.find(_PEERS).able}
+        rows |= {candidate.name: of_candidate(candidate) for candidate in peers.find(_PEERS).able}
     return rows
 
 
@@ -225,9 +226,14 @@ def main(arguments: list[str]) -> int:
     add_device(parser)
     parser.add_argument("--captions", type=at_least_1, default=32)
     parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name has one of these texts")
+    parser.add_argument(
+        "--build", action="append", type=kernels.Build.parse, default=[], metavar="NAME=FOLDER", help="may be repeated"
+    )
     options = parser.parse_args(arguments)
     device, job = options.device, Job(frames=33, steps=20, seed=0)
     every = attentions(device)
+    for build in options.build:
+        every |= {candidate.name: of_candidate(candidate) for candidate in kernels.of_build(build.name, build.load())}
     chosen = [name for name in every if any(text in name for text in options.rows or [""])]
     rows = {name: every[name] for name in every if name == FULL_PRECISION or name in chosen}
     ensure_timed(device)  # from which "auto" chooses

@@ -11,6 +11,7 @@ ValueError for tensors that it cannot read, and RuntimeError for a failure of th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -21,24 +22,31 @@ from ..call.signature import TensorForm
 from ..kernels import loader
 from ..reference import block_scores as reference
 from ..reference.pooled_tail import add_pooled_tail_
+from ..system.stream import current_stream
 from . import self_test
-from .kernels import KERNELS
+from .kernels import KERNELS, KernelBackend
 from .module_plan import ELEMENT_CODES
 from .readable import is_readable, is_readable_in_place, readable
+
+_PLANS = 64  # of each kind, as many calls' sizes
 
 
 def module_for(device: torch.device) -> ModuleType | None:
     """The kernel module for a device, if there is one that passed its self-test."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
-    capability = torch.cuda.get_device_capability(device)
-    kernels = next((kernels for kernels in KERNELS if capability in kernels.capabilities), None)
+    kernels = _kernels_of(torch.cuda.get_device_capability(device))
     if kernels is None or loader.reason_unavailable(kernels.name) is not None:
         return None
     reason = self_test.reason_against(kernels.name, device.index, kernels.variants)
     if reason is not None or self_test.is_postponed(kernels.name, device.index):
         return None
     return loader.load(kernels.name)
+
+
+@cache
+def _kernels_of(capability: tuple[int, int]) -> KernelBackend | None:
+    return next((kernels for kernels in KERNELS if capability in kernels.capabilities), None)
 
 
 def block_scores(
@@ -52,11 +60,16 @@ def block_scores(
     if module is None:
         return reference.block_scores(q, k, scale=scale, block_means=block_means)
     q, k = readable(q), readable(k)
-    plan = module.block_score_plan(**_call_fields(q, k, scale), block_means=block_means)
+    plan = _block_score_plan(module, TensorForm.of(q), TensorForm.of(k), scale, block_means)
     shape = (*q.shape[:2], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
     scores = torch.empty(shape, dtype=torch.float32, device=q.device)
     _run(plan, q, k, scores)
     return scores
+
+
+@lru_cache(maxsize=_PLANS)
+def _block_score_plan(module: ModuleType, q: TensorForm, k: TensorForm, scale: float, block_means: bool) -> Any:
+    return module.block_score_plan(**_call_fields(q, k, scale), block_means=block_means)
 
 
 def block_lists(
@@ -126,9 +139,14 @@ def reads_by_flash(x: torch.Tensor) -> bool:
     """Whether torch's flash attention reads x (…, Hkv, N, D) in place, and so do the kernels."""
     if x.device.type != "cuda" or x.dtype not in (torch.float16, torch.bfloat16) or torch.version.hip is not None:
         return False
-    if torch.cuda.get_device_capability(x.device) < (8, 0) or not torch.backends.cuda.is_flash_attention_available():
+    if not _has_flash(torch.cuda.get_device_capability(x.device)):
         return False
     return is_readable_in_place(x)
+
+
+@cache
+def _has_flash(capability: tuple[int, int]) -> bool:
+    return capability >= (8, 0) and torch.backends.cuda.is_flash_attention_available()
 
 
 def outputs_by_flash(
@@ -180,11 +198,11 @@ class TailMeans(NamedTuple):
 
 def tail_means(module: ModuleType, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> TailMeans:
     """The means of the blocks of k and v (B, Hkv, N, D), and what is taken from k."""
-    strides = {"v_strides": v.stride()[:3], "out_strides": q.stride()[:3], "list_strides": (0, 0)}
-    plan = module.pooled_tail_plan(**_call_fields(q, k, scale), **strides)
+    strides = v.stride()[:3], q.stride()[:3], (0, 0)
+    plan = pooled_tail_plan(module, TensorForm.of(q), TensorForm.of(k), scale, *strides)
     workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=k.device)
     start = workspace.data_ptr()
-    plan.run_means(k.data_ptr(), v.data_ptr(), start, _stream(k))
+    plan.run_means(k.data_ptr(), v.data_ptr(), start, current_stream(k.device))
     center, key_means, value_means = (start + offset for offset in plan.means_offsets)
     return TailMeans(center, key_means, value_means, plan.mean_rows, workspace)
 
@@ -211,7 +229,7 @@ def sample_rows(
         unlike=len(pools),
         pools_of_part=pools.shape[1] if len(pools) else 0,
         device=q.get_device(),
-        stream=_stream(q),
+        stream=current_stream(q.device),
         **_addresses(q=q, spread=spread, pools=pools, tokens=tokens, rows=rows),
     )
     return tokens, rows
@@ -262,7 +280,7 @@ def row_errors(
         center=center,
         key_means=key_means,
         value_means=value_means,
-        stream=_stream(q),
+        stream=current_stream(q.device),
         **_addresses(q=q, outs=outs, lses=lses, last_outs=last_outs, last_lses=last_lses, **tensors),
     )
 
@@ -293,7 +311,7 @@ def choose_cuts(
         tail_cost=tail_cost,
         has_tail=has_tail,
         device=norms.get_device(),
-        stream=_stream(norms),
+        stream=current_stream(norms.device),
         **_addresses(
             norms=norms,
             compared_by_tail=compared_by_tail,
@@ -338,7 +356,7 @@ def _lists(
     names = ("batch", "heads", "query_blocks", "key_blocks")
     module.block_lists(
         **dict(zip(names, sizes, strict=True)),
-        stream=_stream(like),
+        stream=current_stream(like.device),
         device=like.get_device(),
         count=count,
         **_addresses(**tensors),
@@ -364,16 +382,27 @@ def add_tail_(
         add_pooled_tail_(q, k, v, out, lse, BlockMask(lists).to_dense(), scale=scale)
         return
     q, k, v = readable(q), readable(k), readable(v)
-    plan = module.pooled_tail_plan(
-        **_call_fields(q, k, scale),
-        v_strides=v.stride()[:3],
-        out_strides=out.stride()[:3],
-        list_strides=tuple(0 if lists.shape[axis] == 1 else lists.stride(axis) for axis in range(2)),
-    )
+    list_strides = tuple(0 if lists.shape[axis] == 1 else lists.stride(axis) for axis in range(2))
+    forms = TensorForm.of(q), TensorForm.of(k)
+    plan = pooled_tail_plan(module, *forms, scale, v.stride()[:3], out.stride()[:3], list_strides)
     _run(plan, q, k, v, out, lse, lists)
 
 
-def _call_fields(q: torch.Tensor, k: torch.Tensor, scale: float) -> dict[str, Any]:
+@lru_cache(maxsize=_PLANS)
+def pooled_tail_plan(
+    module: ModuleType,
+    q: TensorForm,
+    k: TensorForm,
+    scale: float,
+    v_strides: tuple[int, ...],
+    out_strides: tuple[int, ...],
+    list_strides: tuple[int, ...],
+) -> Any:
+    strides = {"v_strides": v_strides, "out_strides": out_strides, "list_strides": list_strides}
+    return module.pooled_tail_plan(**_call_fields(q, k, scale), **strides)
+
+
+def _call_fields(q: TensorForm, k: TensorForm, scale: float) -> dict[str, Any]:
     (batch, q_heads, q_length, head_dim), (_, kv_heads, kv_length, _) = q.shape, k.shape
     return {
         "batch": batch,
@@ -383,10 +412,10 @@ def _call_fields(q: torch.Tensor, k: torch.Tensor, scale: float) -> dict[str, An
         "kv_length": kv_length,
         "head_dim": head_dim,
         "element": ELEMENT_CODES[q.dtype],
-        "q_strides": q.stride()[:3],
-        "k_strides": k.stride()[:3],
+        "q_strides": q.stride[:3],
+        "k_strides": k.stride[:3],
         "scale": scale,
-        "device": q.get_device(),
+        "device": -1 if q.device.index is None else q.device.index,
     }
 
 
@@ -394,12 +423,7 @@ def _run(plan: Any, *tensors: torch.Tensor) -> None:
     """Enqueue `plan` on its tensors, in the order of its arguments, with scratch memory behind them."""
     device = tensors[0].device
     workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device)
-    plan.run(*(tensor.data_ptr() for tensor in (*tensors, workspace)), _stream(workspace))
-
-
-def _stream(tensor: torch.Tensor) -> int:
-    stream: int = torch.cuda.current_stream(tensor.device).cuda_stream
-    return stream
+    plan.run(*(tensor.data_ptr() for tensor in (*tensors, workspace)), current_stream(device))
 
 
 def _addresses(**tensors: torch.Tensor | None) -> dict[str, int]:

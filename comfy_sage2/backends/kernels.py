@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -48,7 +49,7 @@ class KernelBackend(Backend):
     def variants(self) -> tuple[Variant, ...]:
         """Each mode of the module with what it has for P V; KernelUnavailable without a module."""
         module = loader.load(self.name)
-        return tuple(Variant(mode, *product) for mode in module.modes for product in _products(module, mode))
+        return _variants(tuple(module.modes), tuple(module.pv_formats), tuple(module.pv_accumulators))
 
     def takes_rotated_heads(self) -> bool:
         """As `Backend.takes_rotated_heads`; KernelUnavailable without a module."""
@@ -112,14 +113,22 @@ Product = tuple[str, str]
 
 def _products(module: ModuleType, mode: str) -> tuple[Product, ...]:
     """What `module` has for P V in `mode`; first the format for "auto" where none was measured to be better."""
+    return _products_of(tuple(module.pv_formats), tuple(module.pv_accumulators), mode)
+
+
+@cache
+def _products_of(formats: tuple[str, ...], accumulators: tuple[str, ...], mode: str) -> tuple[Product, ...]:
     if mode == "precise":
-        return tuple((accumulator, "fp16") for accumulator in module.pv_accumulators)
+        return tuple((accumulator, "fp16") for accumulator in accumulators)
     return tuple(
-        (accumulator, pv)
-        for pv in module.pv_formats
-        for accumulator in module.pv_accumulators
-        if pv_has_accumulator(pv, accumulator)
+        (accumulator, pv) for pv in formats for accumulator in accumulators if pv_has_accumulator(pv, accumulator)
     )
+
+
+@cache
+def _variants(modes: tuple[str, ...], formats: tuple[str, ...], accumulators: tuple[str, ...]) -> tuple[Variant, ...]:
+    """Cached, as each call with key blocks asks for them."""
+    return tuple(Variant(mode, *product) for mode in modes for product in _products_of(formats, accumulators, mode))
 
 
 def _suiting(signature: CallSignature, products: Sequence[Product]) -> Sequence[Product]:

@@ -17,6 +17,7 @@ import torch
 
 from ..call.signature import CallSignature
 from ..call.tensors import OptionalTensors
+from ..system.stream import current_stream
 from .module_plan import WHOLE_CALL, Fields, Views, plan_fields
 
 # Scratch memory of a call, where single heads need no more: so many bytes, or this share of the output if that is more.
@@ -207,10 +208,3 @@ def _multiprocessors(device: torch.device) -> int:
 
 def _address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
-
-
-def current_stream(device: torch.device) -> int:
-    """The handle of the current stream; without an object for each call, as torch.cuda.current_stream makes one."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    stream: int = torch._C._cuda_getCurrentRawStream(index)
-    return stream

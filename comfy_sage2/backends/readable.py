@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import gcd
 
 import torch
@@ -12,6 +13,7 @@ ALIGNMENT = 16  # bytes: the kernels read q, k and v in vectors of this size
 CHANNEL_MULTIPLE = 8
 
 
+@lru_cache(maxsize=1024)
 def is_readable(form: TensorForm) -> bool:
     """Whether the kernels can read a tensor of this form in place, if its address is a multiple of ALIGNMENT.
 

@@ -7,6 +7,8 @@ from functools import lru_cache
 
 import torch
 
+from .stream import current_stream
+
 
 class Readback:
     """Copies a small tensor to the host. A reader waits for the copy alone, not for what was enqueued after it.
@@ -53,7 +55,7 @@ def constant(device: torch.device, make: Callable[..., torch.Tensor], *arguments
         return make(*arguments).to(device)
     if torch.cuda.is_current_stream_capturing():
         return uploaded(make(*arguments), device)
-    return _constant(device, torch.cuda.current_stream(device).cuda_stream, make, arguments)
+    return _constant(device, current_stream(device), make, arguments)
 
 
 @lru_cache(maxsize=64)

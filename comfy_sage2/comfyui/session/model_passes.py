@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...backends import launches
 from ...call.call_site import indexed_name
 from ...sparsity.choices import ModelChanges
 from ...system.readback import Readback
+from ...system.stream import current_stream
 from ..adapter.token_kinds import ONE_KIND, TokenKinds
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def can_read_back(device: torch.device) -> bool:
 
 
 def _current_stream(device: torch.device) -> int:
-    return launches.current_stream(device) if device.type == "cuda" else 0
+    return current_stream(device) if device.type == "cuda" else 0
 
 
 class _ThreadPasses(threading.local):

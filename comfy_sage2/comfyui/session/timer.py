@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-from ...backends.launches import current_stream
+from ...system.stream import current_stream
 
 
 class Timer:

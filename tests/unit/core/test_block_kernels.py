@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,8 +79,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         told["fields"] = fields
         return SimpleNamespace(workspace_bytes=8, run=lambda *addresses: told.update(addresses=addresses))
 
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
-    told["module"] = SimpleNamespace(block_score_plan=plan, pooled_tail_plan=plan)
+    monkeypatch.setattr(block_kernels, "current_stream", lambda device: 77)
+    told["module"] = ModuleType("kernels")
+    vars(told["module"]).update(block_score_plan=plan, pooled_tail_plan=plan)
     return told
 
 
@@ -95,6 +96,24 @@ def test_scores(told: dict[str, Any]) -> None:
     assert told["addresses"][:3] == (q.data_ptr(), k.data_ptr(), scores.data_ptr()) and told["addresses"][4] == 77
     block_kernels.block_scores(told["module"], q, k, 0.25, block_means=True)
     assert told["fields"] == {**FIELDS, "block_means": True}
+
+
+def test_plans_are_those_of_the_form_of_a_call(told: dict[str, Any]) -> None:
+    """Made once for it; each of these differs in something else."""
+    q, k = heads_last(4, 300), heads_last(2, 140)
+    others = [
+        (heads_last(4, 400), k, 0.25),
+        (q.contiguous(), k, 0.25),
+        (q, heads_last(2, 150), 0.25),
+        (q, k.contiguous(), 0.25),
+        (q, k, 0.5),
+        (q.bfloat16(), k.bfloat16(), 0.25),
+    ]
+    for is_new in (True, False):
+        for given in ((q, k, 0.25), *others):
+            told.pop("fields", None)
+            block_kernels.block_scores(told["module"], *given)
+            assert ("fields" in told) is is_new
 
 
 def test_a_tail(told: dict[str, Any]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from comfy_sage2.system import readback
 from comfy_sage2.system.readback import constant
 
 GPU = torch.device("cuda", 1)
@@ -36,7 +36,7 @@ def test_a_constant_is_uploaded_once_for_a_stream_and_anew_for_each_graph(
 
     streams = iter((7, 7, 8, 7))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=next(streams)))
+    monkeypatch.setattr(readback, "current_stream", lambda device: next(streams))
     constants: list[Any] = [constant(GPU, make, 3, 4) for _ in range(4)]  # type: ignore[arg-type]
     assert len(made) == uploads and constants[0] == (made[0], GPU, True)
     assert (constants[1] is constants[0]) is not capturing and constants[2] != constants[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,10 +50,11 @@ def launches(
     counted = Launches()  # type: ignore[no-untyped-call]
     plan = SimpleNamespace(workspace_bytes=64, means_offsets=(0, 16, 32), mean_rows=64, run_means=counted.of_module(5))
     names = {"row_sample": 1, "row_errors": 2, "chosen_cuts": 1, "block_lists": 1}
-    module = SimpleNamespace(**{name: counted.of_module(kernels) for name, kernels in names.items()})
-    module.pooled_tail_plan = lambda **fields: plan
+    module = ModuleType("kernels")
+    vars(module).update({name: counted.of_module(kernels) for name, kernels in names.items()})
+    vars(module).update(pooled_tail_plan=lambda **fields: plan)
     monkeypatch.setattr(block_kernels, "module_for", lambda device: module if has_kernels else None)
-    monkeypatch.setattr(block_kernels, "_stream", lambda tensor: 0)
+    monkeypatch.setattr(block_kernels, "current_stream", lambda device: 0)
     monkeypatch.setattr(block_kernels, "reads_by_flash", lambda x: True)
     monkeypatch.setattr(thresholds, "_in_float32", nullcontext)  # autocast does not know the device
     q, k, v = (

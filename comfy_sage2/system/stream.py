@@ -1,0 +1,12 @@
+"""The stream on which work for a GPU is enqueued."""
+
+from __future__ import annotations
+
+import torch
+
+
+def current_stream(device: torch.device) -> int:
+    """The handle of the current stream; without an object for each call, as torch.cuda.current_stream makes one."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    stream: int = torch._C._cuda_getCurrentRawStream(index)
+    return stream

@@ -1,14 +1,24 @@
-"""A choice of blocks by kernels: what `errors` and `thresholds` compute in plain PyTorch, in a few launches."""
+"""A choice of blocks by kernels: what `errors` and `thresholds` compute in plain PyTorch, in a few launches.
+
+The host takes as long for them as a fast GPU for a short call. So what does not depend on the values is made once for
+calls of one form, the kernels' results lie in one piece of memory, and few of them are tensors.
+"""
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 
 from ..backends import block_kernels
+from ..backends.module_plan import ELEMENT_CODES
 from ..block_mask import BLOCK_TOKENS, blocks_of
+from ..call.signature import TensorForm
 from ..system.readback import constant
+from ..system.stream import current_stream
 from . import levels
 from .always_computed import blocks_with
 from .errors import Inputs, popular_mass
@@ -16,8 +26,10 @@ from .levels import Level, tail_cost
 from .packed_blocks import Blocks
 from .sampled_rows import GROUP, places
 
+ROW_NORMS = 27  # kRowNorms of csrc/common/block_selection.h
 _MOST_BLOCKS = 4096  # of a call: a row's take 16 bytes of shared memory each
 _OUTPUT_BYTES = 160 << 20  # of rows from each block, at once
+_ALIGNMENT = 256  # of what kernels write, in bytes
 
 
 def with_kernels(module: ModuleType | None) -> ModuleType | None:
@@ -51,28 +63,39 @@ def choose(
     compared: Blocks | None,
 ) -> tuple[Blocks, torch.Tensor, torch.Tensor | None]:
     """`thresholds.Choice` of cuts at these counts of blocks, falling; `scores` stay as they are."""
+    batch, heads, blocks, _ = scores.shape
+    device = scores.device
     rows = _Rows(module, inputs, sample, level.tail)
     rows.measure(scores, counts, compared)
-    shape, device = scores.shape[:2], scores.device
-    chosen = torch.empty(shape, dtype=torch.int32, device=device)
-    by_tail = torch.empty(shape, dtype=torch.bool, device=device) if level.tail else None
-    of_chosen, of_compared = torch.empty((2, *shape), device=device)
-    block_kernels.choose_cuts(
-        module,
-        rows.norms,
-        rows.unlike,
+    by_tail = torch.empty((batch, heads), dtype=torch.bool, device=device) if level.tail else None
+    errors = torch.empty((batch, heads), device=device)
+    compared_errors = None if compared is None else torch.empty_like(errors)
+    rows.choose_cuts(
         counts=counts,
         bound=-1.0 if level.bound is None else level.bound,
-        tail_cost=scores.shape[3] * tail_cost(inputs.k.shape[2]),
+        tail_cost=blocks * tail_cost(inputs.k.shape[2]),
         has_tail=level.tail,
-        chosen=chosen,
-        by_tail=by_tail,
-        errors=of_chosen,
-        compared_by_tail=None if compared is None else compared.by_tail,
-        compared_errors=None if compared is None else of_compared,
+        chosen=rows.chosen,
+        by_tail=_address(by_tail),
+        errors=errors.data_ptr(),
+        compared_by_tail=0 if compared is None else _address(compared.by_tail),
+        compared_errors=_address(compared_errors),
     )
-    bits = block_kernels.bits_of_highest(module, scores, chosen, rows.forced, rows.always)
-    return Blocks(bits, by_tail), of_chosen, None if compared is None else of_compared
+    bits = torch.empty((batch, heads, blocks, -(-blocks // 32) * 4), dtype=torch.uint8, device=device)
+    module.block_lists(
+        batch=batch,
+        heads=heads,
+        query_blocks=blocks,
+        key_blocks=blocks,
+        scores=scores.data_ptr(),
+        counts=rows.chosen,
+        forced=rows.forced,
+        dense=_address(rows.always),
+        bits=bits.data_ptr(),
+        device=rows.launches.device,
+        stream=rows.stream,
+    )
+    return Blocks(bits, by_tail), errors, compared_errors
 
 
 def blocks_error(module: ModuleType, inputs: Inputs, blocks: Blocks, sample: int) -> torch.Tensor:
@@ -80,69 +103,253 @@ def blocks_error(module: ModuleType, inputs: Inputs, blocks: Blocks, sample: int
     rows = _Rows(module, inputs, sample, blocks.by_tail is not None)
     rows.measure(None, (), blocks)
     errors = torch.empty(inputs.q.shape[:2], device=inputs.q.device)
-    block_kernels.choose_cuts(module, rows.norms, rows.unlike, compared_by_tail=blocks.by_tail, compared_errors=errors)
+    rows.choose_cuts(
+        counts=(),
+        bound=-1.0,
+        tail_cost=0.0,
+        has_tail=False,
+        chosen=0,
+        by_tail=0,
+        errors=0,
+        compared_by_tail=_address(blocks.by_tail),
+        compared_errors=errors.data_ptr(),
+    )
     return errors
+
+
+class _View(NamedTuple):
+    """Some heads of a tensor as a batch of blocks, for `torch.Tensor.as_strided`; first: its place from the tensor's.
+
+    One operation instead of a chain of slices and transpositions, each of which takes microseconds.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    first: int
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        return x.as_strided(self.size, self.stride, x.storage_offset() + self.first)
+
+
+class _Part(NamedTuple):
+    """Heads of one entry of the batch whose outputs from each block have room at once.
+
+    Attributes:
+        views: of queries, k and v: what the attention reads, for which each full block of keys is an entry of a batch;
+            None where no block is full.
+        entry, first: the entry, and the first head of q in it.
+        fields: of `row_errors` of the module, as far as they are known.
+    """
+
+    views: tuple[_View, _View, _View] | None
+    entry: int
+    first: int
+    fields: dict[str, Any]
+
+
+class _Launches:
+    """What all measurements of calls of one form have in common.
+
+    Attributes:
+        device: its number.
+        spread_bytes: of the first part of `Places`.
+        bytes: of scratch memory, in which `tokens` and so on are places.
+        rows_shape: of the sampled rows themselves, (B, Hq, R, D).
+        plan: of the tail's means, or None.
+        sample, cuts: fields of the module's `row_sample` and `chosen_cuts`.
+        full: tokens of the blocks that are not ragged.
+        parts: those of the heads.
+    """
+
+    def __init__(
+        self,
+        module: ModuleType,
+        q: TensorForm,
+        k: TensorForm,
+        v: TensorForm,
+        scale: float,
+        spread: tuple[int, int],
+        pools: tuple[int, int],
+        with_tail: bool,
+        output_bytes: int,
+    ) -> None:
+        """spread, pools: the shapes of `Places`."""
+        batch, heads, length, head_dim = q.shape
+        element, self.device = ELEMENT_CODES[q.dtype], -1 if q.device.index is None else q.device.index
+        unlike, rows, blocks = pools[0], spread[1] + pools[0], blocks_of(length)
+        self.rows_shape = batch, heads, rows, head_dim
+        self.plan, means = None, 0
+        if with_tail:
+            self.plan = block_kernels.pooled_tail_plan(module, q, k, scale, v.stride[:3], q.stride[:3], (0, 0))
+            means = self.plan.workspace_bytes
+        self.spread_bytes = math.prod(spread) * torch.int64.itemsize
+        self.bytes = 0
+        self.means = self._add(means)
+        of_heads = batch * heads * 4
+        self.tokens = self._add(of_heads * rows)
+        self.totals = self._add(of_heads * rows)
+        self.norms = self._add(of_heads * rows * ROW_NORMS)
+        self.chosen = self._add(of_heads)
+        self.forced = self._add(batch * heads * blocks)
+        self.sample = {
+            "batch": batch,
+            "heads": heads,
+            "head_dim": head_dim,
+            "element": element,
+            "q_strides": q.stride[:3],
+            "heads_of_group": GROUP if unlike else heads,
+            "spread_rows": spread[1],
+            "unlike": unlike,
+            "pools_of_part": pools[1] if unlike else 0,
+            "device": self.device,
+        }
+        self.cuts = {"heads": batch * heads, "rows": rows, "unlike": unlike, "device": self.device}
+        self.parts: list[_Part] = []
+        kv_heads = k.shape[1]
+        group, full = heads // kv_heads, length // BLOCK_TOKENS
+        self.full = full * BLOCK_TOKENS
+        of_kv_head = rows * blocks * head_dim * q.dtype.itemsize * group
+        most = max(output_bytes // max(of_kv_head, 1), 1)
+        step = -(-kv_heads // -(-kv_heads // most))  # in about equal parts
+        common = {
+            "element": element,
+            "head_dim": head_dim,
+            "q_heads": heads,
+            "group": group,
+            "rows": rows,
+            "q_length": length,
+            "kv_length": length,
+            "q_strides": q.stride[:3],
+            "popular": popular_mass(rows, blocks),
+            "scale": scale,
+            "mean_rows": 0 if self.plan is None else self.plan.mean_rows,
+            "device": self.device,
+        }
+        for entry in range(batch):
+            for of_k in range(0, kv_heads, step):
+                count, first = min(step, kv_heads - of_k), of_k * group
+                queries = _View(
+                    (full, count * group, rows, head_dim),
+                    (0, rows * head_dim, head_dim, 1),
+                    (entry * heads + first) * rows * head_dim,
+                )
+                views = queries, _blocks_of_heads(k, entry, of_k, count), _blocks_of_heads(v, entry, of_k, count)
+                fields = common | {"first_head": entry * heads + first, "heads": count * group}
+                self.parts.append(_Part(views if full else None, entry, first, fields))
+
+    def _add(self, count: int) -> int:
+        """The place of so many bytes more."""
+        place, self.bytes = self.bytes, self.bytes + -(-count // _ALIGNMENT) * _ALIGNMENT
+        return place
+
+
+def _blocks_of_heads(x: TensorForm, entry: int, first: int, count: int) -> _View:
+    """The full blocks of so many heads of x (B, H, N, D): (blocks, heads, 128, D)."""
+    of_entry, of_head, of_token, of_channel = x.stride
+    return _View(
+        (x.shape[2] // BLOCK_TOKENS, count, BLOCK_TOKENS, x.shape[3]),
+        (BLOCK_TOKENS * of_token, of_head, of_token, of_channel),
+        entry * of_entry + first * of_head,
+    )
+
+
+_launches = lru_cache(maxsize=64)(_Launches)
 
 
 class _Rows:
     """Sampled rows of a call.
 
     Attributes:
-        unlike: how many of them, the last ones, are not spread.
+        launches, stream: those of the call.
         always: bool (T,): blocks that are computed whatever they hold, or None.
-        forced: bool (B, Hq, T): key blocks that all rows attend to, since they are among those or popular.
-        norms: what each row loses: kRowNorms numbers of csrc/common/block_selection.h.
+        forced: the address of bool (B, Hq, T): key blocks that all rows attend to, since they are among those or
+            popular.
+        chosen: the address of int32 (B, Hq), where `choose_cuts` may write.
     """
 
     def __init__(self, module: ModuleType, inputs: Inputs, sample: int, with_tail: bool) -> None:
-        self._module, self._inputs = module, inputs
         q, k, v = inputs[:3]
-        batch, heads, length, _ = q.shape
-        spread, pools = places(length, heads, sample, inputs.always, q.device)
-        self.unlike = len(pools)
+        heads, length = q.shape[1:3]
+        drawn = places(length, heads, sample, inputs.always, q.device)
+        forms = TensorForm.of(q), TensorForm.of(k), TensorForm.of(v)
+        shapes = drawn.spread_shape, drawn.pools_shape
+        launches = _launches(module, *forms, inputs.scale, *shapes, with_tail, _OUTPUT_BYTES)
+        self._module, self._inputs, self.launches, self.stream = module, inputs, launches, current_stream(q.device)
         self.always = constant(q.device, blocks_with, inputs.always, length) if inputs.always else None
-        self._tokens, self._queries = block_kernels.sample_rows(
-            module, q, spread, pools, GROUP if self.unlike else heads
+        self._scratch = torch.empty(launches.bytes, dtype=torch.uint8, device=q.device)
+        self._queries = q.new_empty(launches.rows_shape)
+        start, of_spread = self._scratch.data_ptr(), drawn.tokens.data_ptr()
+        self._tokens, self._totals = start + launches.tokens, start + launches.totals
+        self._norms, self.forced, self.chosen = start + launches.norms, start + launches.forced, start + launches.chosen
+        self._means = 0, 0, 0
+        module.row_sample(
+            **launches.sample,
+            q=q.data_ptr(),
+            spread=of_spread,
+            pools=of_spread + launches.spread_bytes,
+            tokens=self._tokens,
+            rows=self._queries.data_ptr(),
+            stream=self.stream,
         )
-        self._means = block_kernels.tail_means(module, q, k, v, inputs.scale) if with_tail else None
-        rows = self._tokens.shape[2]
-        self.norms = torch.empty((batch, heads, rows, block_kernels.ROW_NORMS), device=q.device)
-        self.forced = torch.empty((batch, heads, blocks_of(length)), dtype=torch.bool, device=q.device)
-        self._totals = torch.empty((batch, heads, rows), device=q.device)
+        if launches.plan is not None:
+            workspace = start + launches.means
+            launches.plan.run_means(k.data_ptr(), v.data_ptr(), workspace, self.stream)
+            center, key_means, value_means = launches.plan.means_offsets
+            self._means = workspace + center, workspace + key_means, workspace + value_means
 
     def measure(self, scores: torch.Tensor | None, counts: tuple[int, ...], compared: Blocks | None) -> None:
-        """Write norms and what is forced; as many heads at once as their outputs have room."""
+        """What they lose at cuts of these counts and by the blocks to compare, for `choose_cuts`; and `forced`."""
+        launches, queries, scale = self.launches, self._queries, self._inputs.scale
         q, k, v = self._inputs[:3]
-        batch, heads, length, head_dim = q.shape
-        group, rows, blocks = heads // k.shape[1], self._tokens.shape[2], blocks_of(length)
-        full = length // BLOCK_TOKENS * BLOCK_TOKENS
-        parts = [part for part in (slice(0, full), slice(full, length)) if part.start < part.stop]
-        most = max(_OUTPUT_BYTES // (rows * blocks * head_dim * q.element_size() * group), 1)  # heads of k
-        step = -(-k.shape[1] // -(-k.shape[1] // most))  # in about equal parts
-        for entry in range(batch):
-            for first in range(0, k.shape[1], step):
-                of_k = slice(first, first + step)
-                queries = self._queries[entry, first * group : (first + step) * group].transpose(0, 1)
-                block_kernels.row_errors(
-                    self._module,
-                    self._inputs.q,
-                    [
-                        block_kernels.outputs_by_flash(
-                            queries, k[entry, of_k, part], v[entry, of_k, part], self._inputs.scale
-                        )
-                        for part in parts
-                    ],
-                    first_head=entry * heads + first * group,
-                    group=group,
-                    popular=popular_mass(rows, blocks),
-                    scale=self._inputs.scale,
-                    counts=counts,
-                    means=self._means,
-                    tokens=self._tokens,
-                    scores=scores,
-                    always=self.always,
-                    compared=None if compared is None else compared.bits,
-                    forced=self.forced,
-                    totals=self._totals,
-                    norms=self.norms,
-                )
+        center, key_means, value_means = self._means
+        common = {
+            "q": q.data_ptr(),
+            "tokens": self._tokens,
+            "scores": _address(scores),
+            "always": _address(self.always),
+            "compared": 0 if compared is None else compared.bits.data_ptr(),
+            "center": center,
+            "key_means": key_means,
+            "value_means": value_means,
+            "forced": self.forced,
+            "totals": self._totals,
+            "norms": self._norms,
+            "counts": counts,
+            "stream": self.stream,
+        }
+        last = of_last = None
+        if launches.full < k.shape[2]:
+            last, of_last = _attend(queries, k[:, :, launches.full :], v[:, :, launches.full :], scale)
+        for part in launches.parts:
+            outs = lses = None
+            if part.views is not None:
+                of_queries, of_keys, of_values = part.views
+                outs, lses = _attend(of_queries.of(queries), of_keys.of(k), of_values.of(v), scale)
+            self._module.row_errors(
+                **part.fields,
+                **common,
+                out_strides=(0, 0, 0) if outs is None else outs.stride()[:3],
+                last_strides=(0, 0) if last is None else last.stride()[1:3],
+                outs=_address(outs),
+                lses=_address(lses),
+                last_outs=_address(last, part.entry, part.first),
+                last_lses=_address(of_last, part.entry, part.first),
+            )
+
+    def choose_cuts(self, **fields: Any) -> None:
+        """Choose how many blocks each head computes: CutParams of csrc/common/block_selection.h, with its tensors."""
+        self._module.chosen_cuts(**self.launches.cuts, **fields, norms=self._norms, stream=self.stream)
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output and the LSE, heads first."""
+    out, lse = torch._scaled_dot_product_flash_attention(q, k, v, scale=scale)[:2]
+    return out, lse
+
+
+def _address(x: torch.Tensor | None, entry: int = 0, head: int = 0) -> int:
+    """Of x (B, Hq, …), or of one of its heads; 0 of None."""
+    if x is None:
+        return 0
+    address = x.data_ptr()
+    return address + (entry * x.stride(0) + head * x.stride(1)) * x.itemsize if entry or head else address

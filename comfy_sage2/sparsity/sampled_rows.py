@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,15 +20,26 @@ _POOLS = 640  # of 16 tokens, among which the unlike rows are looked for: those 
 
 
 class Places(NamedTuple):
-    """Tokens, int64.
+    """Tokens, int64, in one tensor, which is one copy to a device: those of `spread`, and behind them those of `pools`.
 
     Attributes:
-        spread: those of the rows that are spread, (groups of 8 heads, rows); in short calls all tokens, for all heads.
-        pools: the first tokens of sub-pools, (unlike rows, sub-pools): each row is looked for in a part of them.
+        tokens: (numbers,).
+        spread_shape, pools_shape: the parts of it.
     """
 
-    spread: torch.Tensor
-    pools: torch.Tensor
+    tokens: torch.Tensor
+    spread_shape: tuple[int, int]
+    pools_shape: tuple[int, int]
+
+    @property
+    def spread(self) -> torch.Tensor:
+        """Those of the rows that are spread, (groups of 8 heads, rows); in short calls all tokens, for all heads."""
+        return self.tokens[: math.prod(self.spread_shape)].view(self.spread_shape)
+
+    @property
+    def pools(self) -> torch.Tensor:
+        """The first tokens of sub-pools, (unlike rows, sub-pools): each row is looked for in a part of them."""
+        return self.tokens[math.prod(self.spread_shape) :].view(self.pools_shape)
 
 
 def places(length: int, heads: int, sample: int, always: tuple[TokenRange, ...], device: torch.device) -> Places:
@@ -37,13 +49,12 @@ def places(length: int, heads: int, sample: int, always: tuple[TokenRange, ...],
         sample: each has other rows, and so has each group of 8 heads.
         always: tokens in whose blocks queries attend to all keys and are not sampled.
     """
-    spread, pools = _drawn(length, heads, sample, always)
-    drawn = constant(device, _flat, length, heads, sample, always)
-    return Places(drawn[: spread.numel()].view_as(spread), drawn[spread.numel() :].view_as(pools))
+    _, *shapes = _drawn(length, heads, sample, always)
+    return Places(constant(device, _tokens, length, heads, sample, always), *shapes)
 
 
-def _flat(*arguments: Any) -> torch.Tensor:
-    return torch.cat([tokens.flatten() for tokens in _drawn(*arguments)])
+def _tokens(*arguments: Any) -> torch.Tensor:
+    return _drawn(*arguments).tokens
 
 
 @lru_cache(maxsize=8)
@@ -52,13 +63,14 @@ def _drawn(length: int, heads: int, sample: int, always: tuple[TokenRange, ...])
     blocks = blocks_with(always, length).logical_not().nonzero()[:, 0]
     tokens = _tokens_in(blocks, length)
     if tokens <= MOST_ROWS:
-        return Places(_at(blocks, torch.arange(tokens))[None], torch.empty(0, 1, dtype=torch.int64))
+        return Places(_at(blocks, torch.arange(tokens)), (1, tokens), (0, 1))
     random = torch.Generator().manual_seed(sample)
     unlike = min(MOST_ROWS, max(LEAST_ROWS, _PAIRS // length), tokens // 4) // 4
     spread = _at(blocks, _one_of_each_part(tokens, (-(-heads // GROUP), 3 * unlike), random))
     pools = min(_POOLS, tokens // POOL_TOKENS) // unlike * unlike
     first = _at(blocks, POOL_TOKENS * _one_of_each_part(tokens // POOL_TOKENS, (pools,), random))
-    return Places(spread, first.view(unlike, -1))
+    shapes = (spread.shape[0], spread.shape[1]), (unlike, pools // unlike)
+    return Places(torch.cat((spread.flatten(), first)), *shapes)
 
 
 class SampledRows(NamedTuple):
@@ -83,9 +95,10 @@ def sampled_rows(q: torch.Tensor, sample: int, always: tuple[TokenRange, ...] = 
     q: (B, Hq, N, D). sample, always: of `places`.
     """
     batch, heads, length, _ = q.shape
-    spread, pools = places(length, heads, sample, always, q.device)
+    drawn = places(length, heads, sample, always, q.device)
+    pools = drawn.pools
     unlike = len(pools)
-    spread = spread.repeat_interleave(GROUP if unlike else heads, dim=0)[:heads].expand(batch, -1, -1)
+    spread = drawn.spread.repeat_interleave(GROUP if unlike else heads, dim=0)[:heads].expand(batch, -1, -1)
     if unlike == 0:
         return SampledRows(spread, 0)
     looked_at = (pools[..., None] + torch.arange(POOL_TOKENS, device=q.device)).flatten(1)

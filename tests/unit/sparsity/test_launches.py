@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from comfy_sage2.backends import block_kernels
-from comfy_sage2.sparsity import thresholds
+from comfy_sage2.sparsity import row_kernels, thresholds
 from comfy_sage2.sparsity.errors import Inputs
 from comfy_sage2.sparsity.levels import LEVELS, Level
 from comfy_sage2.sparsity.thresholds import choose
@@ -54,7 +54,7 @@ def launches(
     vars(module).update({name: counted.of_module(kernels) for name, kernels in names.items()})
     vars(module).update(pooled_tail_plan=lambda **fields: plan)
     monkeypatch.setattr(block_kernels, "module_for", lambda device: module if has_kernels else None)
-    monkeypatch.setattr(block_kernels, "current_stream", lambda device: 0)
+    monkeypatch.setattr(row_kernels, "current_stream", lambda device: 0)
     monkeypatch.setattr(block_kernels, "reads_by_flash", lambda x: True)
     monkeypatch.setattr(thresholds, "_in_float32", nullcontext)  # autocast does not know the device
     q, k, v = (
@@ -80,20 +80,3 @@ def test_launches_do_not_grow_with_tokens_and_heads(
         assert max(counts.values()) <= limit, counts
         assert has_kernels or counts[8192, 8] == counts[8192, 40] == counts[32_768, 24]
         assert launches(8192, 32, level, monkeypatch, kv_heads=8, has_kernels=has_kernels) <= limit
-
-
-def test_kernels_get_tensors_of_the_types_that_they_read_and_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are told addresses alone, so that another type would be taken for theirs."""
-    types: dict[str, torch.dtype] = {}
-
-    def told(*_: Any, **fields: Any) -> None:
-        types.update((name, value.dtype) for name, value in fields.items() if isinstance(value, torch.Tensor))
-
-    for name in ("row_errors", "choose_cuts"):
-        monkeypatch.setattr(block_kernels, name, told)
-    launches(8192, 8, LEVELS["medium"], monkeypatch, has_kernels=True)
-    assert types == {
-        **dict.fromkeys(("always", "forced", "by_tail"), torch.bool),
-        **dict.fromkeys(("tokens", "chosen"), torch.int32),
-        **dict.fromkeys(("scores", "totals", "norms", "errors"), torch.float32),
-    }

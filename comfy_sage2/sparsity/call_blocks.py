@@ -29,17 +29,21 @@ class CallBlocks(NamedTuple):
     tail_lists: torch.Tensor | None = None
 
 
-def call_blocks(blocks: Blocks) -> CallBlocks:
-    """These blocks as lists."""
-    module = row_kernels.with_kernels(block_kernels.module_for(blocks.bits.device))
-    if module is None:
-        lists = BlockMask.from_dense(blocks.active()).lists
-    else:
-        lists = block_kernels.lists_of_bits(module, blocks.bits)
+def call_blocks(blocks: Blocks, lists: torch.Tensor | None = None) -> CallBlocks:
+    """These blocks as lists; they may be known."""
+    if lists is None:
+        lists = _lists(blocks)
     if blocks.by_tail is None:
         return CallBlocks(BlockMask(lists))
     every = constant(lists.device, _every, lists.shape[2])
-    return CallBlocks(BlockMask(lists), lists.where(blocks.by_tail[..., None, None], every))
+    return CallBlocks(BlockMask(lists), lists.where(blocks.by_tail.view(*lists.shape[:2], 1, 1), every))
+
+
+def _lists(blocks: Blocks) -> torch.Tensor:
+    module = row_kernels.with_kernels(block_kernels.module_for(blocks.bits.device))
+    if module is None:
+        return BlockMask.from_dense(blocks.active()).lists
+    return block_kernels.lists_of_bits(module, blocks.bits)
 
 
 def _every(blocks: int) -> torch.Tensor:

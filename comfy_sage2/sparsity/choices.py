@@ -162,7 +162,7 @@ class BlockChoices:
             compared=None if earlier is None else earlier.blocks.blocks,
         )
         blocks = choice.blocks
-        chosen = call_blocks(blocks)
+        chosen = call_blocks(blocks, choice.lists)
         kept = KeptBlocks(blocks, chosen.mask.lists[..., 0], choice.errors)
         figures = self.figures[key.layer]
         figures.computed.append((moment, kept.shares))

@@ -154,4 +154,5 @@ class Sparse:
                 mask = BlockMask(block_lists(module, scores, count=count, always=on_device, dense=on_device))
                 return CallBlocks(mask, mask.lists if self.tail else None)
             level = levels.Level(bound=self.bound, tail=self.tail)
-            return call_blocks(choose(Inputs(q, k, v, scale, bias, self.always), scores, level).blocks)
+            choice = choose(Inputs(q, k, v, scale, bias, self.always), scores, level)
+            return call_blocks(choice.blocks, choice.lists)

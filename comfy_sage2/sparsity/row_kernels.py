@@ -61,7 +61,7 @@ def choose(
     counts: tuple[int, ...],
     sample: int,
     compared: Blocks | None,
-) -> tuple[Blocks, torch.Tensor, torch.Tensor | None]:
+) -> tuple[Blocks, torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """`thresholds.Choice` of cuts at these counts of blocks, falling; `scores` stay as they are."""
     batch, heads, blocks, _ = scores.shape
     device = scores.device
@@ -82,6 +82,7 @@ def choose(
         compared_errors=_address(compared_errors),
     )
     bits = torch.empty((batch, heads, blocks, -(-blocks // 32) * 4), dtype=torch.uint8, device=device)
+    lists = torch.empty((batch, heads, blocks, 1 + blocks), dtype=torch.int16, device=device)
     module.block_lists(
         batch=batch,
         heads=heads,
@@ -92,10 +93,11 @@ def choose(
         forced=rows.forced,
         dense=_address(rows.always),
         bits=bits.data_ptr(),
+        lists=lists.data_ptr(),
         device=rows.launches.device,
         stream=rows.stream,
     )
-    return Blocks(bits, by_tail), errors, compared_errors
+    return Blocks(bits, by_tail), errors, compared_errors, lists
 
 
 def blocks_error(module: ModuleType, inputs: Inputs, blocks: Blocks, sample: int) -> torch.Tensor:

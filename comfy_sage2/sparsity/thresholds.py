@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -57,11 +58,13 @@ class Choice(NamedTuple):
         blocks: those that the call computes.
         errors: of each head on the sampled rows.
         compared_errors: those of the blocks to compare; None without them.
+        lists: `BlockMask.lists` of the blocks, where they come with them; else None.
     """
 
     blocks: Blocks
     errors: torch.Tensor
     compared_errors: torch.Tensor | None
+    lists: torch.Tensor | None = None
 
 
 def choose(
@@ -76,11 +79,11 @@ def choose(
     """
     length, blocks = inputs.k.shape[2], scores.shape[3]
     shares = COMPUTED_SHARES if level.share is None else (level.share,)
+    module = row_kernels.module_for(inputs)
+    if module is not None:
+        with torch.no_grad():
+            return Choice(*row_kernels.choose(module, inputs, scores, level, _counts(shares, blocks), sample, compared))
     with _in_float32(scores.device):
-        module = row_kernels.module_for(inputs)
-        if module is not None:
-            counts = tuple(blocks_of_share(share, blocks) for share in shares)
-            return Choice(*row_kernels.choose(module, inputs, scores, level, counts, sample, compared))
         outputs = row_outputs(inputs, sampled_rows(inputs.q, sample, inputs.always))
         raise_always_computed_(rank_(scores), inputs.always, length)
         scores.masked_fill_(popular(outputs)[:, :, None], math.inf)
@@ -109,10 +112,11 @@ def choose(
 
 def blocks_error(inputs: Inputs, blocks: Blocks, *, sample: int = 0) -> torch.Tensor:
     """The relative L2 error of each head that computes such blocks: (B, Hq) float32; `sample` is that of `choose`."""
-    with _in_float32(inputs.q.device):
-        module = row_kernels.module_for(inputs)
-        if module is not None:
+    module = row_kernels.module_for(inputs)
+    if module is not None:
+        with torch.no_grad():
             return row_kernels.blocks_error(module, inputs, blocks, sample)
+    with _in_float32(inputs.q.device):
         outputs = row_outputs(inputs, sampled_rows(inputs.q, sample, inputs.always))
         ranks, cut = blocks.active().float(), constant(inputs.q.device, torch.arange, 0.5, 2.0)
         return _error(errors(outputs, ranks, cut, with_tail=blocks.by_tail is not None)[..., 0], blocks.by_tail)
@@ -125,9 +129,15 @@ def _error(measured: torch.Tensor, by_tail: torch.Tensor | None) -> torch.Tensor
 
 @contextmanager
 def _in_float32(device: torch.device) -> Iterator[None]:
-    """Without autocast, which would round products of float32 to 16 bits."""
+    """Without autocast, which would round products of float32 to 16 bits; kernels do not know it."""
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
+
+
+@lru_cache(maxsize=64)
+def _counts(shares: tuple[float, ...], blocks: int) -> tuple[int, ...]:
+    """Of `blocks` to compute, for each share."""
+    return tuple(blocks_of_share(share, blocks) for share in shares)
 
 
 def cuts(shares: Sequence[float], blocks: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch
 from attention_oracle import oracle
 
 from comfy_sage2.backends import block_kernels
+from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.reference.pooled_tail import add_pooled_tail_
 from comfy_sage2.sparsity import row_kernels
 from comfy_sage2.sparsity.call_blocks import call_blocks
@@ -98,7 +99,10 @@ def test_kernels_choose_as_plain_pytorch_does(
     choice = choose(inputs, scores.clone(), level, sample=7, compared=compared)
     error = blocks_error(inputs, compared, sample=7)
     lists = call_blocks(choice.blocks)
-    assert torch.equal(lists.mask.to_dense(), choice.blocks.active())
+    assert choice.lists is not None
+    for of_choice in (lists.mask, BlockMask(choice.lists)):
+        of_choice.check()
+        assert torch.equal(of_choice.to_dense(), choice.blocks.active())
     monkeypatch.setattr(row_kernels, "module_for", lambda inputs: None)
     wanted = choose(inputs, scores.clone(), level, sample=7, compared=compared)
     assert choice.compared_errors is not None and wanted.compared_errors is not None

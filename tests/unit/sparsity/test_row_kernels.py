@@ -20,6 +20,7 @@ from comfy_sage2.sparsity.errors import Inputs, popular_mass
 from comfy_sage2.sparsity.levels import Level, tail_cost
 from comfy_sage2.sparsity.packed_blocks import Blocks
 from comfy_sage2.sparsity.sampled_rows import sampled_rows
+from comfy_sage2.sparsity.thresholds import Choice
 
 STREAM = 77
 ELEMENTS = {torch.float16: 2, torch.bfloat16: 3}
@@ -71,6 +72,7 @@ class Kernels:
             "compared_errors": (of_heads, torch.float32),
             "by_tail": (of_heads, torch.uint8),
             "bits": ((*of_heads, self.blocks, -(-self.blocks // 32) * 4), torch.uint8),
+            "lists": ((*of_heads, self.blocks, 1 + self.blocks), torch.int16),
         }
 
     def module(self) -> ModuleType:
@@ -168,6 +170,7 @@ class Kernels:
         assert (self.piece("chosen", told["counts"]) == 0).all()
         self.piece("forced", told["forced"])
         self.piece("bits", told["bits"]).fill_(9)
+        self.piece("lists", told["lists"]).fill_(-7)
         self.check_always(told["dense"])
         assert (told["batch"], told["heads"]) == (self.batch, self.heads) and told["stream"] == STREAM
         assert told["query_blocks"] == told["key_blocks"] == self.blocks
@@ -234,12 +237,13 @@ def test_kernels_read_and_write_what_is_theirs(
         return allocated[-1]
 
     monkeypatch.setattr(torch, "empty", recorded)
-    blocks, errors, compared_errors = row_kernels.choose(kernels.module(), inputs, scores, level, COUNTS, 3, compared)
-    assert compared_errors is not None
+    choice = Choice(*row_kernels.choose(kernels.module(), inputs, scores, level, COUNTS, 3, compared))
+    blocks, errors, compared_errors, lists = choice
+    assert compared_errors is not None and lists is not None and lists.dtype == torch.int16 and lists.eq(-7).all()
     kernels.check_pieces([*allocated, compared_errors])
-    rows, cuts, lists = (kernels.told[name] for name in ("row_errors", "chosen_cuts", "block_lists"))
+    rows, cuts, listed = (kernels.told[name] for name in ("row_errors", "chosen_cuts", "block_lists"))
     assert rows["counts"] == cuts["counts"] == COUNTS and rows["compared"] == compared.bits.data_ptr()
-    assert rows["scores"] == lists["scores"] == scores.data_ptr()
+    assert rows["scores"] == listed["scores"] == scores.data_ptr()
     assert (cuts["bound"], cuts["has_tail"], cuts["tail_cost"]) == (0.1, tail, kernels.blocks * tail_cost(length))
     assert cuts["compared_by_tail"] == (0 if by_tail is None else by_tail.data_ptr())
     assert blocks.bits.eq(9).all() and errors.eq(1).all()

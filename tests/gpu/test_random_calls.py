@@ -26,6 +26,10 @@ HEAD_DIMS = (1, 8, 40, 60, 64, 72, 77, 80, 96, 104, 120, 128, 160, 200, 256)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Few rows of few keys differ more than tensors of a model's size: one P that rounds the other way shows in them.
 EXACT_FACTOR, REFERENCE_BOUND = 2.0, 2e-2
+REFERENCE_BOUND_OF_FEW_ROWS, FEW_ROWS = 6e-2, 16
+# A row with a smaller LSE sees only keys at a mask's lowest number, which these modes leave out
+# (docs/results/reliability.md): a query of padding, or one whose block list has hidden keys alone.
+OF_HIDDEN_KEYS = -1e30
 
 
 def drawn_views(chance: random.Random, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -85,11 +89,14 @@ def check_random_calls(calls: int, seed: int, name: str, mode: str, accumulator:
         assert out.isfinite().all(), described
         empty = wanted_lse == -torch.inf
         assert torch.equal(empty, lse == -torch.inf) and not out[empty].any(), described
-        if empty.all():
+        compared = wanted_lse > OF_HIDDEN_KEYS
+        if not compared.any():
             continue
-        error, disagreement = relative_l1(out, wanted), relative_l1(out, same_groups.to(q.dtype))
+        error = relative_l1(out[compared], wanted[compared])
+        disagreement = relative_l1(out[compared], same_groups.to(q.dtype)[compared])
+        bound = REFERENCE_BOUND if compared.sum() > FEW_ROWS else REFERENCE_BOUND_OF_FEW_ROWS
         assert error <= EXACT_FACTOR * EXACT_BOUND[mode], f"{error} from float64: {described}"
-        assert disagreement <= REFERENCE_BOUND, f"{disagreement} from the reference: {described}"
+        assert disagreement <= bound, f"{disagreement} from the reference: {described}"
 
 
 @each_product

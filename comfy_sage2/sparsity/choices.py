@@ -9,7 +9,7 @@ heads stay within the bound: a sampler may go on with another latent without any
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -60,7 +60,8 @@ class _Choice(NamedTuple):
     blocks: KeptBlocks
 
 
-# One number for each head (Hq,), which stays on the device until someone reads it, and the moment of its call.
+# A number for each head, which stays on the device until someone reads it, and the moment of its call: (Hq,), or
+# (B, Hq), of which the largest ones count.
 Figure = tuple[Moment, torch.Tensor]
 
 
@@ -71,7 +72,7 @@ class Figures:
     Attributes:
         computed: of each call, the share of the blocks that it computed.
         errors: of each choice, the error on the sampled rows.
-        tails: of each choice, 1 for each head with a tail, else 0.
+        tails: of each choice, whether a head has a tail.
         outdated: of each choice that replaces another, the error that the old blocks would have had there.
     """
 
@@ -98,7 +99,7 @@ class BlockChoices:
 
     def __init__(self, level: Level) -> None:
         self._level = level
-        self._choices: dict[ChoiceKey, _Choice] = {}
+        self._choices: defaultdict[int, dict[ChoiceKey, _Choice]] = defaultdict(dict)  # of each layer
         self._step = self._begun_at = 0
         self._checked: Moment | None = None  # the last one in which blocks of an earlier one were looked at
         self.figures: defaultdict[int, Figures] = defaultdict(Figures)
@@ -119,7 +120,7 @@ class BlockChoices:
             The blocks, or None where fewer would be skipped.
         """
         self._follow(moment.step)
-        known = self._choices.get(key)
+        known = self._choices[key.layer].get(key)
         # In the moment of a choice another call may look the same, which has a choice of its own.
         earlier = None if known is None or known.moment == moment else known
         if earlier is not None and 0 <= moment.step - earlier.moment.step < STEPS_SERVED:
@@ -144,9 +145,7 @@ class BlockChoices:
         is_near = lost.mean() <= 2.0 * earlier.blocks.errors.mean() if bound is None else (lost <= bound).all()
         if is_near:  # waits for the device
             return False
-        for key, choice in list(self._choices.items()):
-            if choice.moment != moment:
-                self._choices.pop(key, None)
+        self._drop(lambda choice: choice.moment != moment)
         return True
 
     def _choose(self, key: ChoiceKey, moment: Moment, inputs: Inputs, earlier: _Choice | None) -> CallBlocks:
@@ -166,20 +165,21 @@ class BlockChoices:
         kept = KeptBlocks(blocks, chosen.mask.lists[..., 0], choice.errors)
         figures = self.figures[key.layer]
         figures.computed.append((moment, kept.shares))
-        figures.errors.append((moment, choice.errors.amax(dim=0)))
+        figures.errors.append((moment, choice.errors))
         if blocks.by_tail is not None:
-            figures.tails.append((moment, blocks.by_tail.any(dim=0).float()))
+            figures.tails.append((moment, blocks.by_tail))
         if choice.compared_errors is not None:
-            figures.outdated.append((moment, choice.compared_errors.amax(dim=0)))
-        known = self._choices.get(key)
+            figures.outdated.append((moment, choice.compared_errors))
+        of_layer = self._choices[key.layer]
+        known = of_layer.get(key)
         if known is not None and known.moment == moment:
             blocks = blocks.union(known.blocks.blocks)
             counts = call_blocks(blocks).mask.lists[..., 0]
             kept = KeptBlocks(blocks, counts, choice.errors.maximum(known.blocks.errors))
-        self._choices[key] = _Choice(moment, kept)
-        for other, choice_of_other in list(self._choices.items()):  # such as those of earlier context windows
-            if other.layer == key.layer and moment.step - choice_of_other.moment.step >= 2 * STEPS_SERVED:
-                self._choices.pop(other, None)
+        of_layer[key] = _Choice(moment, kept)
+        for other, choice_of_other in list(of_layer.items()):  # such as those of earlier context windows
+            if moment.step - choice_of_other.moment.step >= 2 * STEPS_SERVED:
+                of_layer.pop(other, None)
         return chosen
 
     def _follow(self, step: int) -> None:
@@ -196,19 +196,24 @@ class BlockChoices:
 
     def forget(self, moment: Moment) -> None:
         """Drop the choices and figures of `moment`, because its pass runs again."""
-        for key, choice in list(self._choices.items()):
-            if choice.moment == moment:
-                self._choices.pop(key, None)
+        self._drop(lambda choice: choice.moment == moment)
         for figures in list(self.figures.values()):  # other threads may add to it
             figures.forget(moment)
 
     def clear(self) -> None:
         self._choices.clear()
 
+    def _drop(self, is_meant: Callable[[_Choice], bool]) -> None:
+        for of_layer in list(self._choices.values()):  # other threads may add to them
+            for key, choice in list(of_layer.items()):
+                if is_meant(choice):
+                    of_layer.pop(key, None)
+
 
 def values(figures: Iterable[Figure]) -> list[list[float]]:
     """The numbers of the figures, a list for each call, in no stated order. Waits for each device once."""
-    by_form: defaultdict[tuple[torch.device, int], list[torch.Tensor]] = defaultdict(list)
+    by_form: defaultdict[tuple[torch.device, torch.Size], list[torch.Tensor]] = defaultdict(list)
     for _, tensor in figures:
-        by_form[tensor.device, len(tensor)].append(tensor)
-    return [numbers for tensors in by_form.values() for numbers in torch.stack(tensors).tolist()]
+        by_form[tensor.device, tensor.shape].append(tensor)
+    stacked = (torch.stack(tensors).float() for tensors in by_form.values())
+    return [numbers for of_form in stacked for numbers in (of_form.amax(1) if of_form.dim() > 2 else of_form).tolist()]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..system.readback import Readback, constant
+from ..system.readback import constant, copied
 
 _BITS = 8
 _ROW_BYTES = 4  # rows are multiples of it
@@ -52,20 +52,19 @@ class KeptBlocks:
     def __init__(self, blocks: Blocks, counts: torch.Tensor, errors: torch.Tensor) -> None:
         """counts: of the active blocks of each block of queries, (B, Hq, T)."""
         self.blocks, self.errors = blocks, errors
-        self.shares = counts.mean(dim=(0, 2), dtype=torch.float32) / counts.shape[2]
-        figures = [self.shares.mean()]
-        if blocks.by_tail is not None:
-            figures.append(blocks.by_tail.any().float())
-        self._on_host = Readback(len(figures), torch.float32, counts.device)
-        self._on_host.start(torch.stack(figures))
+        self.shares = counts.mean(dim=(0, 2), dtype=torch.float32).div_(counts.shape[2])
+        # What follows from these numbers is computed on the host, which takes less time than launches would.
+        self._shares = copied(self.shares)
+        self._by_tail = None if blocks.by_tail is None else copied(blocks.by_tail.flatten())
 
     def skipped_share(self) -> float:
         """The share of blocks that are skipped. Waits for what was enqueued before they were kept."""
-        return 1.0 - self._on_host.values()[0]
+        shares = self._shares.values()
+        return 1.0 - sum(shares) / len(shares)
 
     def has_tail(self) -> bool:
         """Whether a head has a tail; waits as `skipped_share` does."""
-        return any(self._on_host.values()[1:])
+        return self._by_tail is not None and any(self._by_tail.values())
 
 
 def _weights() -> torch.Tensor:

@@ -41,6 +41,13 @@ class Readback:
         return copied
 
 
+def copied(values: torch.Tensor) -> Readback:
+    """A copy of values (count,) to the host that has begun."""
+    copy = Readback(values.numel(), values.dtype, values.device)
+    copy.start(values)
+    return copy
+
+
 def uploaded(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A copy on `device` of a tensor on the host, made without waiting for the device."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)

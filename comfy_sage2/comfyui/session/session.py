@@ -12,7 +12,7 @@ import torch
 
 from ...backends.base import Slices
 from ...call.call_site import CallSite
-from ...system.readback import Readback
+from ...system.readback import Readback, copied
 from ..adapter import memory, packs
 from ..adapter.attention_call import AttentionCall, Fallback, Override
 from ..adapter.declared_attention import NONE_DECLARED, DeclaredLayers
@@ -113,7 +113,7 @@ class Session:
         """sigma: the noise level, also as a tensor (1,): the host does not wait for it before a call needs the step."""
         self.record.begin_pass(start_timer(device), device)
         with memory.unrecorded():  # these tensors live until the pass is through
-            level = _copied(sigma) if isinstance(sigma, torch.Tensor) else sigma
+            level = copied(sigma) if isinstance(sigma, torch.Tensor) else sigma
             model_pass = ModelPass(self, self._schedule, level, transformer_options, self.evaluations, device)
             if self.dispatcher.guard is not None and model_passes.can_read_back(device):
                 model_pass.nonfinite = torch.zeros(1, dtype=torch.int32, device=device)
@@ -318,9 +318,3 @@ class Session:
         if self._follows_node:
             return "the SageAttention2 node before this one"
         return packs.owner_of(self.previous)
-
-
-def _copied(tensor: torch.Tensor) -> Readback:
-    copy = Readback(tensor.numel(), tensor.dtype, tensor.device)
-    copy.start(tensor)
-    return copy

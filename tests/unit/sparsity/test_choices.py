@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -151,11 +152,20 @@ def test_figures_of_choices_and_of_those_that_they_replace() -> None:
     assert abs(outdated - (lost.norm() / exact.norm()).item()) < 0.2 < outdated
 
 
+def test_a_figure_of_several_entries_is_the_largest_of_each_head() -> None:
+    moment, of_entries = Moment(3), torch.tensor([[0.1, 0.4, 0.2], [0.3, math.nan, 0.1]])
+    first, second, third = values([(moment, of_entries), (moment, of_entries.flip(0)), (moment, of_entries[:1])])
+    for both in (first, second):
+        assert both == pytest.approx([0.3, math.nan, 0.2], nan_ok=True)
+    assert third == pytest.approx([0.1, 0.4, 0.2])
+    assert values([(moment, of_entries > 0.35), (moment, of_entries[0])])[0] == [0.0, 1.0, 0.0]
+
+
 def test_old_choices_go_so_that_windows_that_move_take_no_memory() -> None:
     sampling = Sampling()
     for step in range(9):
         sampling.call(step, 1, entries=(str(step),))
-    assert len(sampling.choices._choices) <= 4
+    assert len(sampling.choices._choices[0]) <= 4
     sampling.choices.clear()
     assert not sampling.choices._choices and len(sampling.choices.figures[0].computed) == 9
 

@@ -1,4 +1,8 @@
-"""Shared by all tests: one seed and one thread."""
+"""Shared by all tests: one seed and one thread.
+
+torch is imported by fixtures alone, here and in unit/conftest.py: the process that hands tests out to others runs none,
+and they begin when it has read these files.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,28 @@ import os
 import secrets
 
 import pytest
-import torch
 
 
-def pytest_configure() -> None:
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    import torch
+
     # Calls here are small, and a second thread's waiting costs more than its work saves. One also makes sums and times
     # those of every machine, whatever its number of cores.
     torch.set_num_threads(1)
 
 
+def begin_random_numbers(seed: int) -> None:
+    import torch
+
+    # Without a GPU torch.manual_seed queues a stack trace for each kind of device, a third of what an empty test takes.
+    begin = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+    begin(seed)
+
+
 @pytest.fixture(autouse=True)
 def seed() -> None:
-    torch.manual_seed(0)
+    begin_random_numbers(0)
 
 
 @pytest.fixture
@@ -25,5 +39,5 @@ def fresh_seed(seed: None) -> int:
     """Other random inputs in every run: the seed is printed, and COMFY_SAGE2_TEST_SEED repeats a run."""
     fresh = int(os.environ.get("COMFY_SAGE2_TEST_SEED") or secrets.randbits(32))
     print(f"COMFY_SAGE2_TEST_SEED={fresh}")
-    torch.manual_seed(fresh)
+    begin_random_numbers(fresh)
     return fresh

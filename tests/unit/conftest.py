@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from comfy_sage2.backends import self_test
-from comfy_sage2.dispatch import plan
-
 
 @pytest.fixture(autouse=True)
 def fresh_self_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test finds what another one's stand-in for a GPU remembers of its self-test."""
+    from comfy_sage2.backends import self_test
+
     monkeypatch.setattr(self_test, "_results", {})
     monkeypatch.setattr(self_test, "_postponed", set())
 
@@ -21,6 +20,8 @@ def fresh_self_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def fresh_plans() -> Iterator[None]:
     """No test takes a decision that another one's backends, constraints or GPUs led to."""
+    from comfy_sage2.dispatch import plan
+
     plan._plan.cache_clear()
     yield
     plan._plan.cache_clear()

@@ -123,8 +123,9 @@ format: environment
 hooks: environment
 	.venv/bin/pre-commit install
 
+# Importing what is in tests/unit/fuzz, whose tests are slow, takes each process a second.
 quick-tests: environment
-	$(PYTEST) $(TWO_PROCESSES) -m "not slow and not exhaustive" tests/unit
+	$(PYTEST) $(TWO_PROCESSES) -m "not slow and not exhaustive" tests/unit --ignore tests/unit/fuzz
 
 test: lint
 	@if $(MAKE) host-environment; then folders="tests/comfyui --ignore tests/comfyui/frontend --ignore tests/comfyui/stacks"; \

@@ -105,7 +105,14 @@ def test_without_torch_the_package_imports_and_the_doctor_says_so() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's device that is always full")
 def test_a_full_disk_changes_neither_status_nor_errors() -> None:
-    code = "from comfy_sage2.command_line import say; say('text'); say('more'); raise SystemExit(3)"
+    code = """
+import sys
+sys.modules["torch"] = None  # only to start sooner
+from comfy_sage2.command_line import say
+say("text")
+say("more")
+raise SystemExit(3)
+"""
     command, environment = [sys.executable, "-c", code], {**os.environ, "PYTHONUNBUFFERED": ""}
     with Path("/dev/full").open("w") as full:
         run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, env=environment)

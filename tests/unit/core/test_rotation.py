@@ -167,10 +167,12 @@ def ratio(vector: torch.Tensor, formats: tuple[NumberFormat, NumberFormat]) -> f
 
 
 def vector_of(wanted: float, formats: tuple[NumberFormat, NumberFormat]) -> torch.Tensor:
-    """A vector for which `ratio` is nearly `wanted`: one channel louder and louder until it is."""
+    """A vector for which `ratio` is nearly `wanted`: one channel is as loud as that takes."""
     vector = torch.linspace(0.5, 1.0, 64) * (torch.arange(64) % 3 - 1.0)
-    while ratio(vector, formats) > wanted:
-        vector[0] = vector[0] * 1.001 if vector[0] else 0.5
+    low, high = 0.5, 50.0  # between them the ratio falls
+    while high - low > 1e-3 * low:
+        vector[0] = (low + high) / 2
+        low, high = (vector[0].item(), high) if ratio(vector, formats) > wanted else (low, vector[0].item())
     return vector
 
 

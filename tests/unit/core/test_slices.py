@@ -45,9 +45,9 @@ def by_reference(tensors: Tensors, flags: torch.Tensor | None = None, **choices:
 
 def kinds() -> dict[str, Tensors]:
     """q of 4 heads, k and v of 2, whose slices are not alike: of text, sound and a video, say."""
-    q, k, v = (torch.randn(2, heads, 900, 64) for heads in (4, 2, 2))
+    q, k, v = (torch.randn(2, heads, 640, 64) for heads in (4, 2, 2))
     channels = 6.0 * torch.randn(2, 2, 1, 64)
-    drifts = torch.linspace(0.3, 3.0, 900)[:, None]
+    drifts = torch.linspace(0.3, 3.0, 640)[:, None]
     return {"normal": (q, k, v), "loud channels": (q, k + channels, v), "growing": (q, k * drifts, v * drifts)}
 
 

@@ -74,13 +74,14 @@ def test_repeated_blocks() -> None:
 
 def test_reasons_reach_the_summary() -> None:
     """Here no kernel can serve: decided when the model runs, and the graph is the same."""
-    model = wan()
-    full = run_wan(model)
+    model = Attention(attended)
+    x = torch.randn(2, 4, 24, 32)
+    full = model(x)
     with patch(model) as patched:
         compiled = torch.compile(model, fullgraph=True, backend="eager")
-        assert torch.allclose(run_wan(compiled), full, atol=1e-4)
+        assert torch.allclose(compiled(x), full, atol=1e-4)
         if not torch.cuda.is_available():
-            assert not patched.calls and "SA-103" in patched.summary() and sum(patched.fallbacks.values()) == 4
+            assert not patched.calls and "SA-103" in patched.summary() and sum(patched.fallbacks.values()) == 1
 
 
 def test_after_undo_the_model_is_its_own_again() -> None:

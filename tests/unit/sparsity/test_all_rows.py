@@ -29,30 +29,30 @@ def output(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tens
     return out
 
 
-def assert_within(bound: float, inputs: Inputs, scores: torch.Tensor, sample: int) -> None:
-    """At most 1.3 times the bound on average of the heads, and twice for the worst."""
-    q, k, v = (x[0] for x in inputs[:3])
-    choice = choose(inputs, scores.clone(), Level(bound=bound), sample=sample)
-    exact, out = output(q, k, v), output(q, k, v, choice.blocks.active()[0])
-    lost = (out - exact).norm(dim=(1, 2)) / exact.norm(dim=(1, 2))
-    assert lost.mean() <= 1.3 * bound and lost.max() <= 2.0 * bound
-
-
 @pytest.mark.parametrize(
     "kind",
     [
-        "video-like",
-        "ragged",
         "text in the middle",
-        "one global key of 1.0% of the rows",
-        "loud rows",
-        "columns, a third",
-        "columns, one",
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in (
+                "video-like",
+                "ragged",
+                "one global key of 1.0% of the rows",
+                "loud rows",
+                "columns, a third",
+                "columns, one",
+            )
+        ),
     ],
 )
 def test_the_error_over_all_rows_is_near_the_bound(kind: str, fresh_seed: int) -> None:
+    """At most 1.3 times the bound on average of the heads, and twice for the worst."""
     inputs = made(kind, (4, 32, 32), heads=3, head_dim=32, device=CPU, seed=fresh_seed)
     q, k, v = (x.transpose(1, 2).float() for x in (inputs.q, inputs.k, inputs.v))
-    scores = block_scores(q, k, scale=SCALE)
+    scores, exact = block_scores(q, k, scale=SCALE), output(q[0], k[0], v[0])
     for bound in (0.05, 0.1):
-        assert_within(bound, Inputs(q, k, v, SCALE, always=inputs.always), scores, fresh_seed)
+        sparse = Inputs(q, k, v, SCALE, always=inputs.always)
+        blocks = choose(sparse, scores.clone(), Level(bound=bound), sample=fresh_seed).blocks.active()[0]
+        lost = (output(q[0], k[0], v[0], blocks) - exact).norm(dim=(1, 2)) / exact.norm(dim=(1, 2))
+        assert lost.mean() <= 1.3 * bound and lost.max() <= 2.0 * bound

@@ -61,7 +61,7 @@ def relative(out: torch.Tensor, exact: torch.Tensor, rows: SampledRows) -> torch
     return torch.maximum(lost / whole, (lost + lost_by_unlike / 4) / (whole + of_unlike / 4)).sqrt()
 
 
-@pytest.mark.parametrize("tokens", [200, 700, 768], ids=["all rows", "ragged", "whole blocks"])
+@pytest.mark.parametrize("tokens", [200, 600, 640], ids=["all rows", "ragged", "whole blocks"])
 def test_errors_are_those_of_masked_attention_with_and_without_a_tail(fresh_seed: int, tokens: int) -> None:
     q, k, v = sharp_and_flat(fresh_seed, tokens)
     ranks, rows = rank_(largest_p(q, k)), sampled_rows(q, 3)

@@ -26,7 +26,7 @@ from ..system.stream import current_stream
 from . import self_test
 from .kernels import KERNELS, KernelBackend
 from .module_plan import ELEMENT_CODES
-from .readable import is_readable, is_readable_in_place, readable
+from .readable import ALIGNMENT, is_readable, readable
 
 _PLANS = 64  # of each kind, as many calls' sizes
 
@@ -137,16 +137,15 @@ def block_outputs(
 
 def reads_by_flash(x: torch.Tensor) -> bool:
     """Whether torch's flash attention reads x (…, Hkv, N, D) in place, and so do the kernels."""
-    if x.device.type != "cuda" or x.dtype not in (torch.float16, torch.bfloat16) or torch.version.hip is not None:
-        return False
-    if not _has_flash(torch.cuda.get_device_capability(x.device)):
-        return False
-    return is_readable_in_place(x)
+    return _is_for_flash(TensorForm.of(x)) and x.data_ptr() % ALIGNMENT == 0 and not x.is_neg()
 
 
-@cache
-def _has_flash(capability: tuple[int, int]) -> bool:
-    return capability >= (8, 0) and torch.backends.cuda.is_flash_attention_available()
+@lru_cache(maxsize=_PLANS)
+def _is_for_flash(form: TensorForm) -> bool:
+    if form.device.type != "cuda" or form.dtype not in (torch.float16, torch.bfloat16) or torch.version.hip is not None:
+        return False
+    is_available = torch.backends.cuda.is_flash_attention_available()
+    return is_available and torch.cuda.get_device_capability(form.device) >= (8, 0) and is_readable(form)
 
 
 def outputs_by_flash(

@@ -159,7 +159,7 @@ class _Launches:
         rows_shape: of the sampled rows themselves, (B, Hq, R, D).
         plan: of the tail's means, or None.
         sample, cuts: fields of the module's `row_sample` and `chosen_cuts`.
-        full: tokens of the blocks that are not ragged.
+        last: the views of k and v that a ragged last block is, of all heads and entries at once; None without one.
         parts: those of the heads.
     """
 
@@ -209,7 +209,7 @@ class _Launches:
         self.parts: list[_Part] = []
         kv_heads = k.shape[1]
         group, full = heads // kv_heads, length // BLOCK_TOKENS
-        self.full = full * BLOCK_TOKENS
+        self.last = None if length % BLOCK_TOKENS == 0 else (_last_block(k), _last_block(v))
         of_kv_head = rows * blocks * head_dim * q.dtype.itemsize * group
         most = max(output_bytes // max(of_kv_head, 1), 1)
         step = -(-kv_heads // -(-kv_heads // most))  # in about equal parts
@@ -253,6 +253,12 @@ def _blocks_of_heads(x: TensorForm, entry: int, first: int, count: int) -> _View
         (BLOCK_TOKENS * of_token, of_head, of_token, of_channel),
         entry * of_entry + first * of_head,
     )
+
+
+def _last_block(x: TensorForm) -> _View:
+    batch, heads, length, head_dim = x.shape
+    tokens = length % BLOCK_TOKENS
+    return _View((batch, heads, tokens, head_dim), x.stride, (length - tokens) * x.stride[2])
 
 
 _launches = lru_cache(maxsize=64)(_Launches)
@@ -320,8 +326,9 @@ class _Rows:
             "stream": self.stream,
         }
         last = of_last = None
-        if launches.full < k.shape[2]:
-            last, of_last = _attend(queries, k[:, :, launches.full :], v[:, :, launches.full :], scale)
+        if launches.last is not None:
+            of_keys, of_values = launches.last
+            last, of_last = _attend(queries, of_keys.of(k), of_values.of(v), scale)
         for part in launches.parts:
             outs = lses = None
             if part.views is not None:

@@ -4,7 +4,8 @@
 
 On a GPU: microseconds of the calling thread by the real driver. It runs ahead of the device, whose queue takes all
 calls of a pass. The rows are overrides of ComfyUI's hook: those that only call an attention, and the node with its
-defaults and in other settings.
+defaults and in other settings. The last row is the choice of key blocks of a sparse call, whose launches grow with its
+tokens and heads.
 
 Without one the calls go to the bundled kernels for Hopper, whose launches a recording driver takes, which is compiled
 with g++ and here records nothing. They are made on CPU tensors, so memory comes from the CPU's allocator, and the time
@@ -26,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,6 +46,9 @@ from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, Settings
 from comfy_sage2.dispatch import registry
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.sparsity.choices import STEPS_SERVED, BlockChoices, ChoiceKey, Moment
+from comfy_sage2.sparsity.errors import Inputs
+from comfy_sage2.sparsity.levels import LEVELS
 from comfy_sage2.timing.measure import ensure_timed
 
 DRIVER = Path(__file__).resolve().parents[2] / "tests" / "packaging" / "native" / "fake_driver.cpp"
@@ -150,10 +155,25 @@ def node_pass(settings: Settings, inputs: tuple[Any, ...], *, times_calls: bool 
     return passes_of(make_override(session), inputs, run, **keywords)
 
 
+def choices_pass(inputs: tuple[torch.Tensor, ...]) -> Run:
+    """A pass of calls that choose their key blocks, in a step of its own; q, k and v (B, H, N, D)."""
+    q, k, v = inputs
+    choices, steps = BlockChoices(LEVELS["medium"]), count(step=STEPS_SERVED)
+
+    def run() -> None:
+        step = next(steps)
+        for layer in range(CALLS_A_PASS):
+            key = ChoiceKey(layer, tuple(q.shape), k.shape[2], q.device)
+            choices.blocks(key, Moment(step), Inputs(q, k, v, HEAD_DIM**-0.5))
+
+    return run
+
+
 def runs_on(device: torch.device, tokens: int, heads: int) -> dict[str, Run]:
     """What is timed, by name."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.half
-    inputs = (*(torch.randn(1, tokens, heads * HEAD_DIM, device=device, dtype=dtype) for _ in range(3)), heads)
+    qkv = [torch.randn(1, tokens, heads * HEAD_DIM, device=device, dtype=dtype) for _ in range(3)]
+    inputs = (*qkv, heads)
     always = Settings(mode="8b", when=ALWAYS)
     runs = {
         "`attention`, by a bare override": passes_of(bare(_quantized), inputs, lambda model: model()),
@@ -161,12 +181,14 @@ def runs_on(device: torch.device, tokens: int, heads: int) -> dict[str, Run]:
         "the node, 8b always, with a report": node_pass(always, inputs, times_calls=True),
     }
     if device.type == "cuda":
+        heads_first = tuple(x.view(1, tokens, heads, HEAD_DIM).transpose(1, 2) for x in qkv)
         runs |= {
             "torch's, by a bare override": passes_of(bare(_torchs), inputs, lambda model: model()),
             "cuDNN's, by a bare override": passes_of(bare(_cudnn), inputs, lambda model: model()),
             "the node, exact": node_pass(Settings(mode="exact"), inputs),
             "a new node": node_pass(Settings(), inputs),
             "a new node with a report": node_pass(Settings(), inputs, times_calls=True),
+            "the choice of key blocks alone, medium": choices_pass(heads_first),
         }
     return runs
 

@@ -75,7 +75,8 @@ class Sizes:
         return AttentionCall(q, k, v, self.heads, mask, skip_reshape=self.heads_first)
 
     def __str__(self) -> str:
-        text = f"{self.batch} x {self.heads} x {self.q_length} x {self.kv_length} x {self.head_dim}"
+        keys = f"×{self.kv_length}" if self.kv_length != self.q_length else ""
+        text = f"B{self.batch} H{self.heads} N{self.q_length}{keys} D{self.head_dim}"
         return text + (", BHND" if self.heads_first else "") + (", mask" if self.hides_keys else "")
 
 
@@ -191,7 +192,7 @@ def body(device: torch.device) -> list[str]:
         choices = measure_now(device.index)
         seconds = time.perf_counter() - start
         lines.append(f"- {which} took {seconds:.2f} s, noise {choices.times.noise:.1%}.")
-        lines += [f"  - {line}" for line in choices.lines()]
+    lines += [f"  - {line}" for line in choices.lines()]
     settings = Settings(mode="8b")
     dispatcher = Dispatcher(settings, probe(device, settings), device=device, own_is_torchs=True)
     checked = []
@@ -207,9 +208,9 @@ def body(device: torch.device) -> list[str]:
     return [
         *lines,
         "",
-        "Calls of batch x heads x tokens of q x tokens of k x head_dim, bf16, in microseconds. BHND: the tokens of a "
-        f"head lie together in memory; mask: {_HIDDEN} keys are hidden. *In a row*: a call of many by the node, host "
-        "time included, and by ComfyUI's own attention without it; *slower* compares these. *On the GPU*: the kernels "
+        "Calls in bf16, in microseconds. N: tokens of q, and of k where they are others; BHND: the tokens of a head "
+        f"lie together in memory; mask: {_HIDDEN} keys are hidden. *In a row*: a call of many by the node, host time "
+        "included, and by ComfyUI's own attention without it; *slower* compares these. *On the GPU*: the kernels "
         "alone; with rotation half of the heads are rotated.",
         "",
         *table(

@@ -110,22 +110,28 @@ def section(measured: Sequence[Measured], source: str) -> Iterator[str]:
     for result in measured:
         key = result.table.key
         yield from (f"### {result.table.title}", "")
-        yield from _rows("average", result.average(), paper.AVERAGE.get(key, {}))
-        yield ""
-        yield from _rows("worst", result.worst(), paper.WORST.get(key, {}))
+        yield from _rows(result)
         yield ""
         if key in paper.AVERAGE:
             yield from (_order(result.average(), paper.AVERAGE[key]), "")
 
 
-def _rows(kind: str, ours: dict[str, Agreement], theirs: dict[str, Agreement]) -> list[str]:
-    measures = ["CosSim", "relative L1", "RMSE"]
-    header = [kind, *measures, *([f"paper: {measure}" for measure in measures] if theirs else [])]
-    rows = []
-    for row, accuracy in ours.items():
-        beside = (_cells(theirs[row]) if row in theirs else ["–"] * 3) if theirs else []
-        rows.append([row, *_cells(accuracy), *beside])
-    return table(header, rows)
+def _rows(result: Measured) -> list[str]:
+    """The means over all samples and the worst, ours and where there are some the paper's."""
+    key = result.table.key
+    parts = {
+        "": result.average(),
+        "paper: ": paper.AVERAGE.get(key, {}),
+        "worst: ": result.worst(),
+        "paper's worst: ": paper.WORST.get(key, {}),
+    }
+    parts = {name: rows for name, rows in parts.items() if rows}
+    header = ["", *(f"{name}{measure}" for name in parts for measure in ("CosSim", "relative L1", "RMSE"))]
+    cells = [
+        [row, *(cell for rows in parts.values() for cell in (_cells(rows[row]) if row in rows else ["–"] * 3))]
+        for row in result.table.rows
+    ]
+    return table(header, cells)
 
 
 def _cells(accuracy: Agreement) -> list[str]:

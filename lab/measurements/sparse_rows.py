@@ -87,7 +87,7 @@ def made_inputs(device: torch.device, seed: int) -> NamedInputs:
 
 
 def captured_inputs(device: torch.device, seed: int) -> NamedInputs:
-    """Calls of the demo model by caption, step and layer, each with its caption and without, in bfloat16."""
+    """Calls of the demo model's layers by caption and step, each with its caption and without, in bfloat16."""
     calls: defaultdict[int, list[list[torch.Tensor]]] = defaultdict(list)  # of each step
     step = 0
 
@@ -106,13 +106,13 @@ def captured_inputs(device: torch.device, seed: int) -> NamedInputs:
     with ReplacedAttention(attend):
         DemoModel(device).denoise(captions, torch.cat(noise), steps=_STEPS, before_step=begin_step)
     for caption, number in product(range(_CAPTIONS), _CAPTURED_STEPS):
-        for layer, call in enumerate(calls[number]):
+        for call in calls[number]:
             q, k, v = (x[caption::_CAPTIONS] for x in call)
-            yield f"demo, caption {caption}, step {number}, layer {layer}", Inputs(q, k, v, q.shape[3] ** -0.5)
+            yield f"demo, caption {caption}, step {number}", Inputs(q, k, v, q.shape[3] ** -0.5)
 
 
 def body(results: Mapping[str, torch.Tensor]) -> list[str]:
-    """The section below its head; results: of each input as `lost` gives them, of all seeds together."""
+    """The section below its head; results: of each input as `lost` gives them, of all seeds or layers together."""
     header = [f"{bound:g}: {what}" for _, bound in _BOUNDED for what in ("mean", "worst", "blocks")]
     means = torch.stack([of_bounds[:, 0].mean(dim=1) for of_bounds in results.values()])  # (inputs, bounds)
     worst = torch.stack([of_bounds[:, 0].amax(dim=1) for of_bounds in results.values()])
@@ -130,9 +130,9 @@ def body(results: Mapping[str, torch.Tensor]) -> list[str]:
         "counts as 0.",
         "",
         f"*blocks*: the share that heads compute. Made inputs have {_HEADS} heads and {math.prod(_GRID):,} tokens with "
-        f"{_SEEDS} seeds, or {math.prod(_LONG_GRID):,} with one (*long*); *demo* is a call of the demo model, two "
-        "heads with a caption and two without. The node leaves calls as short as these dense. All blocks were chosen "
-        "in the call itself.",
+        f"{_SEEDS} seeds, or {math.prod(_LONG_GRID):,} with one (*long*); *demo* are the layers of the demo model, "
+        "two heads of each with a caption and two without. The node leaves calls as short as these dense. All blocks "
+        "were chosen in the call itself.",
         "",
         *table(["input", *header], cells),
     ]

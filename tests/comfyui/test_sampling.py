@@ -79,18 +79,6 @@ def test_quantized_attention_is_close_to_the_baseline(server: ComfyServer, famil
     assert cosine(plain, quantized) > BOUNDS[mode]
 
 
-def test_rotation_changes_the_latents(server: ComfyServer) -> None:
-    off, on = (latents(server, sampling("wan", sage("loader", mode="4b", rotate=rotate))) for rotate in ("off", "on"))
-    assert not torch.equal(off, on)
-
-
-def test_automatic_mode_is_8b_where_nothing_was_measured(server: ComfyServer) -> None:
-    prompt = sampling("wan", sage("loader", mode="auto"))
-    assert torch.equal(latents(server, prompt), latents(server, sampling("wan", sage("loader", mode="8b"))))
-    text = report(server, prompt)
-    assert "mode auto" in text and "reference · 8b" in text, text
-
-
 def test_masks_reach_the_kernel(server: ComfyServer) -> None:
     """With text masked the result follows the masked baseline and not the unmasked one; nothing is left to ComfyUI."""
     chain = sage("loader")

@@ -106,27 +106,6 @@ def test_blocks_of_some_tokens_are_always_computed(fresh_seed: int, sparse: Spar
     assert not active.all() and not without.to_dense()[..., 0].all()
 
 
-def with_means(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention in float64 in which each token of a block that is left out is its block's mean, and its LSE.
-
-    The scores of such a token are those of the mean of 16 queries, but for what all keys have in common.
-    """
-    k, v = (tensor.double().repeat_interleave(HEADS // KV_HEADS, dim=1) for tensor in (k, v))
-    q, scale = q.double(), q.shape[3] ** -0.5
-    center = k[:, :, torch.arange(64) * TOKENS // 64].mean(dim=2, keepdim=True)
-
-    def means(x: torch.Tensor, tokens: int) -> torch.Tensor:
-        return torch.cat([part.mean(2, keepdim=True).expand_as(part) for part in x.split(tokens, dim=2)], dim=2)
-
-    tokens = tokens_of(active)
-    pooled = (means(q, 16) @ means(k - center, 128).mT + q @ center.mT) * scale
-    scores = (q @ k.mT * scale).where(tokens, pooled)
-    p = scores.softmax(dim=3)
-    return (p * tokens) @ v + (p * ~tokens) @ means(v, 128), scores.logsumexp(dim=3)
-
-
 @pytest.mark.parametrize(("mode", "layout"), [("8b", "BHND"), ("precise", "BNHD")])
 def test_a_tail_corrects_what_a_call_with_the_lists_gives(fresh_seed: int, mode: str, layout: str) -> None:
     q, k, v = local(fresh_seed)

@@ -143,40 +143,25 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("method", ["run", "prequantize"])
-def test_while_a_graph_is_captured_it_is_postponed(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, method: str
+@pytest.mark.parametrize("capturing", [True, False], ids=["in a graph", "without memory"])
+def test_calls_that_were_planned_without_it_are_tested_later(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, method: str, capturing: bool
 ) -> None:
-    machine.capturing = True
-    machine.wrong = [WRONG]
+    """Their plan is kept: nobody would ask again."""
+    machine.capturing, machine.wrong = capturing, [WRONG]
+    machine.error = None if capturing else torch.cuda.OutOfMemoryError("CUDA out of memory")
     call = bound(monkeypatch)
-    assert machine.asked == []
     assert self_test.is_postponed("sm90", 0) and not self_test.is_postponed("sm90", 1)
     tensors = torch.empty(3, 1)
-    assert getattr(call, method)(*tensors) == "done"  # into the graph
-    assert machine.asked == []
-    machine.capturing = False
+    assert getattr(call, method)(*tensors) == "done", "no reason against the module is known"
+    asked = len(machine.asked)
+    assert asked == (0 if capturing else 2)
+    machine.capturing, machine.error = False, None
     for _ in range(2):  # a module that failed is not used by the next call either
         with pytest.raises(RuntimeError, match="self-test of these kernels failed"):
             getattr(call, method)(*tensors)
-    assert len(machine.asked) == 1 and Bound.made == 1
-    assert not self_test.is_postponed("sm90", 0)
-    assert WRONG in (machine.reason() or "")
-
-
-@pytest.mark.parametrize("method", ["run", "prequantize"])
-def test_calls_that_were_planned_without_memory_for_it_are_tested_later(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    """Their plan is kept: nobody would ask again."""
-    machine.error = torch.cuda.OutOfMemoryError("CUDA out of memory")
-    call = bound(monkeypatch)
-    tensors = torch.empty(3, 1)
-    assert getattr(call, method)(*tensors) == "done", "no reason against the module is known"
-    machine.error, machine.wrong = None, [WRONG]
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="self-test of these kernels failed"):
-            getattr(call, method)(*tensors)
-    assert len(machine.asked) == 3 and Bound.made == 1
+    assert len(machine.asked) == asked + 1 and Bound.made == 1
+    assert not self_test.is_postponed("sm90", 0) and WRONG in (machine.reason() or "")
 
 
 @pytest.mark.parametrize("method", ["run", "prequantize"])

@@ -136,6 +136,15 @@ def ones(
     return torch.ones_like(q)
 
 
+def raising(error: Exception) -> Callable[..., Any]:
+    """An attention, or a part of one, that fails."""
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return fail
+
+
 def qkv(length: int = 64, keys: int | None = None) -> tuple[torch.Tensor, ...]:
     return torch.randn(1, length, 128), torch.randn(1, keys or length, 128), torch.randn(1, keys or length, 128)
 

@@ -25,6 +25,7 @@ from .calls import (
     install_module,
     ones,
     qkv,
+    raising,
     serve_by,
     session_with,
 )
@@ -223,12 +224,9 @@ def test_containers_are_measured_and_timed(comfyui_module: Any) -> None:
 
 
 def test_what_was_timed_is_still_there_for_comfyui(comfyui_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
-        raise RuntimeError("no image for this device")
-
     session = session_with()
     attend(session, [Container(tensor) for tensor in qkv()])
-    serve_by(monkeypatch, fail)
+    serve_by(monkeypatch, raising(RuntimeError("no image for this device")))
     assert torch.equal(attend(session, [Container(tensor) for tensor in qkv()]), torch.ones(1, 64, 128))
     assert session.record.summary().shares[-1].decision.backend is None
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from comfy_sage2.attention import attention
-from comfy_sage2.backends.base import BoundCall
 from comfy_sage2.backends.reference import ReferenceBackend
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.recorder import Recorder
 
-from .calls import SIGMAS, call, node_session, ones, qkv, reasons, serve_by, session_with, settings
+from .calls import SIGMAS, call, node_session, ones, qkv, raising, reasons, serve_by, session_with, settings
 
 FALLBACKS = [
     ("low_precision_attention=False", qkv(), {"low_precision_attention": False}, {}),
@@ -62,10 +61,7 @@ def test_calls_with_a_mask_are_served_where_only_the_masks_of_others_are_not_tru
 def test_failing_backend_falls_back_and_warns_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[Exception]
 ) -> None:
-    def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
-        raise error("no image for this device")
-
-    serve_by(monkeypatch, fail)
+    serve_by(monkeypatch, raising(error("no image for this device")))
     session = session_with()
     for _ in range(3):
         assert torch.equal(call(session, *qkv(), 2), torch.ones(1, 64, 128))
@@ -75,11 +71,7 @@ def test_failing_backend_falls_back_and_warns_once(
 
 def test_a_backend_that_fails_while_it_plans(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """As kernels do that the driver cannot load."""
-
-    def fail(*args: Any) -> BoundCall:
-        raise RuntimeError("no image for this device")
-
-    monkeypatch.setattr(ReferenceBackend, "bind", fail)
+    monkeypatch.setattr(ReferenceBackend, "bind", raising(RuntimeError("no image for this device")))
     session = session_with()
     for _ in range(3):
         assert torch.equal(call(session, *qkv(72), 2), torch.ones(1, 72, 128))
@@ -87,20 +79,9 @@ def test_a_backend_that_fails_while_it_plans(monkeypatch: pytest.MonkeyPatch, ca
     assert len(caplog.records) == 1
 
 
-def test_out_of_memory_while_planning_is_comfyuis_business(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any) -> BoundCall:
-        raise torch.cuda.OutOfMemoryError("no memory for the module")
-
-    monkeypatch.setattr(ReferenceBackend, "bind", fail)
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        call(session_with(), *qkv(72), 2)
-
-
 def test_what_a_backend_tried_in_vain_is_not_comfyuis_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time has that of the attempt in it: nothing is compared with it."""
-
-    def fail(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        raise RuntimeError("no memory to run in")
+    fail = raising(RuntimeError("no memory to run in"))
 
     def full(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return torch.full_like(q, 2.0)
@@ -114,22 +95,20 @@ def test_what_a_backend_tried_in_vain_is_not_comfyuis_time(monkeypatch: pytest.M
     assert summary.calls == 2 and summary.speed is None
 
 
-def test_out_of_memory_is_comfyuis_business(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
-        raise torch.OutOfMemoryError("out of memory")
-
-    serve_by(monkeypatch, fail)
+@pytest.mark.parametrize("plans", [True, False], ids=["while planning", "in the call"])
+def test_out_of_memory_is_comfyuis_business(monkeypatch: pytest.MonkeyPatch, plans: bool) -> None:
+    fail = raising(torch.OutOfMemoryError("out of memory"))
+    if plans:
+        monkeypatch.setattr(ReferenceBackend, "bind", fail)
+    else:
+        serve_by(monkeypatch, fail)
     with pytest.raises(torch.OutOfMemoryError):
-        call(session_with(), *qkv(), 2)
+        call(session_with(), *qkv(72), 2)
 
 
 def test_the_first_torch_that_comfyui_takes_falls_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """2.4 has the error of a full memory in torch.cuda only."""
-
-    def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
-        raise RuntimeError("no image for this device")
-
-    serve_by(monkeypatch, fail)
+    serve_by(monkeypatch, raising(RuntimeError("no image for this device")))
     monkeypatch.delattr(torch, "OutOfMemoryError")
     assert torch.equal(call(session_with(), *qkv(), 2), torch.ones(1, 64, 128))
 
@@ -137,9 +116,7 @@ def test_the_first_torch_that_comfyui_takes_falls_back_too(monkeypatch: pytest.M
 def test_measuring_without_memory_leaves_the_sampling_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
-        raise torch.OutOfMemoryError("out of memory")
-
+    fail = raising(torch.OutOfMemoryError("out of memory"))
     monkeypatch.setattr("comfy_sage2.comfyui.session.quality.measure", fail)
     session = session_with(measures_quality=True)
     for _ in range(4):

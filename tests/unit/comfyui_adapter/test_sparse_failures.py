@@ -11,8 +11,8 @@ from comfy_sage2.backends.constraints import DENSE
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.dispatch import registry
 
+from .calls import raising, serve_by
 from .calls import reference_attention as attention
-from .calls import serve_by
 from .sparse_samplings import TOKENS, SparseSession, by_mask, dense, focused, selected, sparse
 
 pytestmark = pytest.mark.usefixtures("short_calls_are_sparse")
@@ -69,8 +69,7 @@ def test_a_part_of_the_queries_has_all_blocks() -> None:
     "error", [RuntimeError("kernel"), torch.cuda.OutOfMemoryError("memory"), TypeError("block_mask")]
 )
 def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, broken: str, error: Exception) -> None:
-    def fails(*args: Any, **kwargs: Any) -> Any:
-        raise error
+    fails = raising(error)
 
     def without_lists(*args: Any, **kwargs: Any) -> torch.Tensor:
         out: torch.Tensor = fails() if "block_mask" in kwargs else attention(*args, **kwargs)

@@ -30,6 +30,10 @@ class Attention {
   using Terms = ScoreTerms<kMask>;
   static constexpr bool kHasQuickStep = Pv::kHasQuickStep && !kHasRowBias;
   static constexpr bool kHasUnlimitedStep = Pv::kOfKeyBlock && !kHasRowBias;
+  // Where the warps sync, instructions stay in order: loads are not moved far ahead, which costs registers. Which order
+  // is the fastest was measured (E155).
+  static constexpr bool kHasRegisters = kHeadDim == 128 && kHasQuickStep && !Pv::kTwoLevels;
+  static constexpr int kProductSync = !kHasRegisters ? 4 : kHasKeyBias ? 8 : 0;  // after so many products, or never
 
  public:
   static __device__ __forceinline__ void run(const AttentionParams& p) {
@@ -110,27 +114,39 @@ class Attention {
     stage = 0;
     copy_keys(item.k, item.k_scale, key_block, stage);
     if constexpr (kCopiesValuesAhead) copy_values(item.v, key_block, stage);
-    if constexpr (Pv::kOfKeyBlock) {
-      __shared__ float2 value_sums[kThreads][kTiles];
-      output.value_sum = value_sums[threadIdx.x];
-      v_tile_scale = __ldg(item.v_tile_scale + key_block);
-    }
+    if constexpr (Pv::kOfKeyBlock) v_tile_scale = __ldg(item.v_tile_scale + key_block);
     output.clear();
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) rows[tile].clear();
-    int quick_key_blocks = 0;  // the first step has no maxima to go by
+    int next = 0;
+    bool has_begun = false;  // the step of `key_block`, which ended without its P
     while (key_block < item.key_blocks) {
       if constexpr (Pv::kKeyStages == 2) {
-        key_block = step(key_block, [&] {
-          if (!quick_step(key_block < quick_key_blocks)) {
-            full_step(key_block);
-            quick_key_blocks = item.unlimited_key_blocks;
-          }
-        });
-        // A loop of its own, so that its instructions lie together and the rare steps apart (E153).
+        // Each kind of step has a loop of its own, so that its instructions lie together, the rare ones apart (E153).
         if constexpr (kHasUnlimitedStep) {
-          while (key_block < item.unlimited_key_blocks && !has_token_terms())
-            key_block = step(key_block, [&] { unlimited_step(); });
+          while (key_block < item.unlimited_key_blocks && !has_token_terms()) {
+            next = begin_step(key_block);
+            unlimited_step();
+            end_step(next);
+            key_block = next;
+          }
+          if (key_block >= item.key_blocks) break;
+        }
+        if (!has_begun) next = begin_step(key_block);
+        full_step(key_block);
+        end_step(next);
+        key_block = next;
+        if constexpr (kHasQuickStep) {  // now there are maxima to go by
+          has_begun = false;
+          while (key_block < item.unlimited_key_blocks) {
+            next = begin_step(key_block);
+            if (!quick_step()) {
+              has_begun = true;
+              break;
+            }
+            end_step(next);
+            key_block = next;
+          }
         }
       } else {
         cp_async_wait<0>();
@@ -143,56 +159,57 @@ class Attention {
         __syncthreads();  // V is there, nobody reads K any more
         key_block = item.next_key_block;
         copy_keys(item.k, item.k_scale, key_block, 0);
-        output.add_product(packed, values());
+        output.template add_product<kProductSync>(packed, values());
       }
     }
     cp_async_wait<0>();
     store();
   }
 
-  // P of one key block by `probabilities_of_block`, and P V, while K of the next is copied. Returns the next key block.
-  template <class Probabilities>
-  __device__ __forceinline__ int step(int key_block, const Probabilities& probabilities_of_block) {
+  // A barrier of all threads, which warps may meet at different places of the code: one whose quick step fails leaves
+  // that loop alone. __syncthreads() must be the same one for all.
+  static __device__ __forceinline__ void sync_warps() { asm volatile("barrier.sync.aligned 0;" ::: "memory"); }
+
+  // Waits for K of a key block and has the copies begin that go on beside its step. Returns the next key block.
+  __device__ __forceinline__ int begin_step(int key_block) {
     // What the item tells is read while the warp waits for others.
     const unsigned char *k = item.k, *v = item.v;
     const float* k_scale = item.k_scale;
     const int next = item.key_block_after(key_block);
     cp_async_wait<0>();
-    __syncthreads();  // K is there, nobody reads the last V any more
+    sync_warps();  // K is there, nobody reads the last V any more
     if constexpr (!kCopiesValuesAhead) copy_values(v, key_block);
     copy_keys(k, k_scale, next, kLayout.stage - stage);
     if constexpr (kCopiesValuesAhead) copy_values(v, next, kLayout.stage - stage);
-    probabilities_of_block();
+    return next;
+  }
+  // P V of the key block, whose P is `packed`.
+  __device__ __forceinline__ void end_step(int next) {
     // After the last key block it reads past this head's, as copy_keys does.
     if constexpr (Pv::kOfKeyBlock) v_tile_scale = __ldg(item.v_tile_scale + next);
     if constexpr (!kCopiesValuesAhead) {
       cp_async_wait<1>();
-      __syncthreads();  // V is there, nobody reads K any more
+      sync_warps();  // V is there, nobody reads K any more
     }
-    output.add_product(packed, values());
+    output.template add_product<kProductSync>(packed, values());
     stage = kLayout.stage - stage;
-    return next;
   }
 
   // P and row sums of one key block by the running maxima as they are: most scores stay below them, and P of 16 bits
   // has room for those that do not. Without maxima, limits and rescaling it is the shorter step. False, for the whole
-  // warp, where it is not allowed or where a P was too large; then nothing has happened.
-  __device__ __forceinline__ bool quick_step(bool allowed) {
-    if constexpr (kHasQuickStep) {
-      float sum[kTiles][2];
-      if (!__all_sync(0xffffffffu, allowed)) return false;
-      quick_probabilities(sum);
-      bool fits = true;  // not where a sum is NaN
+  // warp, where a P was too large; then nothing has happened.
+  __device__ __forceinline__ bool quick_step() {
+    float sum[kTiles][2];
+    if (kHasRegisters && !kHasKeyBias && !__all_sync(0xffffffffu, true)) return false;  // orders instructions (E155)
+    quick_probabilities(sum);
+    bool fits = true;  // not where a sum is NaN
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile)
-        fits = fits && sum[tile][0] <= Pv::kLargestRowSum && sum[tile][1] <= Pv::kLargestRowSum;
-      if (!__all_sync(0xffffffffu, fits)) return false;
+    for (int tile = 0; tile < kTiles; ++tile)
+      fits = fits && sum[tile][0] <= Pv::kLargestRowSum && sum[tile][1] <= Pv::kLargestRowSum;
+    if (!__all_sync(0xffffffffu, fits)) return false;
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) output.add_row_sums(tile, sum[tile]);
-      return true;
-    } else {
-      return false;
-    }
+    for (int tile = 0; tile < kTiles; ++tile) output.add_row_sums(tile, sum[tile]);
+    return true;
   }
 
   // P and row sums of one key block to all keys of which each query may attend.
@@ -219,7 +236,7 @@ class Attention {
 #pragma unroll
     for (int group = 0; group < 8; group += kGroups) {
       int scores[kTiles][kGroups][4];
-      if (group > 0) __syncwarp();  // keeps loads from being moved far ahead, which costs registers
+      if (kHeadDim != 128 && group > 0) __syncwarp();  // for fewer registers (E155)
       integer_scores<kHeadDim, kBits>(scores, queries(0), kQTileWords, keys() + group * (kKBytes / (8 * 16)),
                                       Numbers::kStart);
 #pragma unroll

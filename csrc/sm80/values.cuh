@@ -311,9 +311,7 @@ class Output {
   // Where P is relative to its largest in the key block:
   float block_factor[kTiles][2];  // from P of the key block to P of the running maximum
   float value_factor[kTiles][2];  // the same times the scale of the key block's V
-  // P summed by that factor, this thread's part: what V's offset added to the output. In shared memory, since all
-  // registers are taken.
-  float2* value_sum;
+  float2 value_sum[kTiles];       // P summed by that factor, this thread's part: what V's offset added to the output
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -356,11 +354,14 @@ class Output {
     }
   }
 
-  // Adds P V of one key block. `v` points at this lane's words of the V tile.
+  // Adds P V of one key block. `v` points at this lane's words of the V tile. kSyncAfter: see Attention::kProductSync.
+  template <int kSyncAfter>
   __device__ __forceinline__ void add_product(const unsigned (&p)[kTiles][Pv::kSteps][4], const uint4* v) {
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n) {
-      if (n % 4 == 0) __syncwarp();  // keeps loads from being moved far ahead, which costs registers
+      if constexpr (kSyncAfter > 0) {
+        if (n % kSyncAfter == 0) __syncwarp();
+      }
       uint4 words[Pv::kWords];
 #pragma unroll
       for (int word = 0; word < Pv::kWords; ++word) words[word] = v[(n * Pv::kWords + word) * 32];

@@ -393,22 +393,37 @@ def test_free_memory_is_that_of_the_driver_and_of_torchs_cache(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("heads", "tokens", "mode", "wanted"),
+    ("architecture", "heads", "tokens", "head_dim", "options", "wanted"),
     [
-        (56, 38_010, "8b", [4] * 14),  # 297 blocks of queries a head: 9.0 waves over 132 multiprocessors
-        (40, 75_600, "8b", [6] * 6 + [4]),  # 26.9 and 17.9 waves
-        (56, 38_010, "precise", [6] * 9 + [2]),  # 192 queries a block: 9.0 and 3.0 waves
+        # 297 blocks of queries a head: 9.0 waves over 132 multiprocessors.
+        ("sm90", 56, 38_010, 128, {"mode": "8b"}, [4] * 14),
+        ("sm90", 40, 75_600, 128, {"mode": "8b"}, [6] * 6 + [4]),  # 26.9 and 17.9 waves
+        ("sm90", 56, 38_010, 128, {"mode": "precise"}, [6] * 9 + [2]),  # 192 queries a block: 9.0 and 3.0 waves
+        ("sm80", 24, 16_384, 128, {"mode": "8b"}, [6] * 4),  # two blocks a multiprocessor: 2.9 waves
+        ("sm80", 24, 16_384, 64, {"mode": "8b"}, [6] * 4),  # three: 1.9 waves, which 4 heads would take as well
+        ("sm80", 56, 38_010, 128, {"mode": "8b"}, [7] * 8),  # 7.9 waves
+        # In causal order no waves fill: the fewest parts.
+        ("sm80", 56, 38_010, 128, {"mode": "8b", "is_causal": True}, [7] * 8),
+        ("sm90", 40, 75_600, 128, {"mode": "8b", "is_causal": True}, [7] * 5 + [5]),
     ],
 )
 def test_parts_fill_the_gpu_in_whole_waves(
-    monkeypatch: pytest.MonkeyPatch, heads: int, tokens: int, mode: str, wanted: list[int]
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: str,
+    heads: int,
+    tokens: int,
+    head_dim: int,
+    options: dict[str, Any],
+    wanted: list[int],
 ) -> None:
     """And are the largest of those that do."""
     monkeypatch.setattr(launches, "_multiprocessors", lambda device: 132)
-    form = TensorForm.contiguous(torch.Size((1, heads, tokens, 128)), torch.bfloat16, torch.device("cpu"))
-    signature = CallSignature(AttentionOptions(mode), ANYONE, form, form, form)
+    form = TensorForm.contiguous(torch.Size((1, heads, tokens, head_dim)), torch.bfloat16, torch.device("cpu"))
+    signature = CallSignature(AttentionOptions(**options), ANYONE, form, form, form)
     strides = (0, 0, 0)
-    parts = launches.parts_of(Recorder(), signature, Views(strides, strides, strides, strides), 7 * BYTES_A_HEAD)
+    module, views = Recorder(), Views(strides, strides, strides, strides)
+    module.architecture = architecture
+    parts = launches.parts_of(module, signature, views, 7 * BYTES_A_HEAD)
     assert [part.plan.fields["q_heads"] for part in parts] == wanted
 
 

@@ -80,7 +80,8 @@ def by_build(module: ModuleType, inputs: Inputs, sparse: Sparse) -> torch.Tensor
     q, k, v = inputs.q, inputs.k, inputs.v
     blocks = sparse.blocks(q, k, v, OPTIONS, NO_TENSORS)
     assert blocks is not None
-    options = replace(OPTIONS, return_lse=sparse.tail)
+    pv = "int8" if "int8" in module.pv_formats else "auto"  # what cards without FP8 of wgmma have by default
+    options = replace(OPTIONS, pv=pv, return_lse=sparse.tail)
     optional = OptionalTensors(block_mask=blocks.mask.lists)
     signature = CallSignature.of(q, k, v, options, optional)
     out, lse = KernelCall(module, signature).run(q, k, v, optional)

@@ -1,4 +1,4 @@
-"""ComfyUI's own models with q, k and v of their self-attention in slices."""
+"""ComfyUI's own models in slices: q, k and v of their self-attention, and feed-forward modules without memory."""
 
 from __future__ import annotations
 
@@ -23,3 +23,5 @@ def test_a_model_is_as_exact_in_slices(installation: Installation, family: str, 
     assert figures["slices"]["served"] == {label: count for label, count in served.items() if count}
     assert figures["wholes"]["served"] == {"reference · 8b": calls + others}
     assert 0.0 < figures["slices"]["error"] < 1.3 * figures["wholes"]["error"]
+    assert figures["slices"]["feed-forward"] == [] and len(figures["without memory"]["feed-forward"]) == 1
+    assert figures["without memory"]["error"] == pytest.approx(figures["slices"]["error"], rel=0.05)

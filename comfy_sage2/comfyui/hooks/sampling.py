@@ -17,6 +17,7 @@ from ..adapter.pass_options import changes_of
 from ..adapter.token_kinds import TokenKinds
 from ..report.text import session_headline
 from ..session.session import Session, log
+from .feed_forward import slicing_without_memory
 from .prompt import measures_quality, reads_times, running_prompt
 from .slices import slicing
 from .watcher import watching
@@ -123,7 +124,8 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
             # Where every output is compared with full precision, broken ones must not be among them.
             and not session.measures_quality
         )
-        with watching(session, options), slicing(session, diffusion_model):
+        slices = slicing(session, diffusion_model), slicing_without_memory(session, diffusion_model)
+        with watching(session, options), slices[0], slices[1]:
             out = session.run_pass(
                 model_pass, lambda: executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
             )

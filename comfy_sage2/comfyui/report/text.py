@@ -171,6 +171,10 @@ def session_report(session: Session, prompt: str | None = None, *, wants_quality
     lines += _calls(summary) + _guarded(session.dispatcher.guard)
     lines += _skipped(session.dispatcher.sparsity, summary)
     lines += [f"q, k and v of {calls} calls were not sliced: {reason}" for reason, calls in session.wholes.items()]
+    lines += [
+        f"Feed-forward modules of {tokens:,} tokens were computed in slices, since there was no memory for the whole."
+        for tokens in sorted(session.sliced_feed_forwards)
+    ]
     lines += _time_lines(summary, base_of(session))
     if summary.peak is not None:
         peak, plain = (f"{size / 2**20:,.0f} MiB" for size in summary.peak)

@@ -49,6 +49,7 @@ class Session:
         model_layers: attention layers of a model that has a pack's functions in it; 0 where nobody counted them.
         evaluations: of the model that samplers have begun, each of one or more passes.
         wholes: why calls whose q, k and v could have come in slices had them as wholes, and how many.
+        sliced_feed_forwards: so many tokens the inputs had for which a feed-forward module found no memory as a whole.
     """
 
     def __init__(self, dispatcher: Dispatcher, slot: int = 0, previous: Override | None = None) -> None:
@@ -68,6 +69,7 @@ class Session:
         self.evaluations = 0
         self.measures_quality = False
         self.wholes: Counter[str] = Counter()
+        self.sliced_feed_forwards: set[int] = set()
         self._no_slices: dict[Hashable, str] = {}  # why calls of a form take none, and of None any
         self.publish_status: Callable[[], None] = lambda: None
         self._schedule = OUTSIDE
@@ -93,6 +95,7 @@ class Session:
         self.cross_attends = True
         self.pack_in_model, self.model_layers = None, 0
         self.wholes.clear()
+        self.sliced_feed_forwards.clear()
         self._no_slices.clear()
 
     def end_sampling(self, *, completed: bool = True) -> None:

@@ -1,0 +1,75 @@
+"""Feed-forward modules in slices of their tokens, where there is no memory for all tokens at once.
+
+With attention in slices the widest tensors of a block are those between the two projections of its feed-forward module:
+86 KB a token in MiniMax H3, beside 34 KB in its attention. The module treats each token by itself, so it may be given
+some of them. It is, once torch has had no memory for the whole, and from then on until the sampling ends: trying again
+would take others' memory each time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..session import model_passes
+from ..session.session import Session
+
+log = logging.getLogger("comfy_sage2")
+
+SLICE_TOKENS = 4096
+# Module of a model's class -> the feed-forward module of its blocks, called with x (N, C) or (B, N, C).
+_FEED_FORWARDS = {"comfy.ldm.minimax.model": "mlp", "comfy.ldm.wan.model": "ffn"}
+
+
+@contextmanager
+def slicing_without_memory(session: Session, diffusion_model: Any) -> Iterator[None]:
+    """Within the block the feed-forward modules of the model work in slices where their whole finds no memory."""
+    modules = [] if session.compiled else list(_feed_forward_modules(diffusion_model))
+    for module in modules:
+        module.__dict__["forward"] = _in_slices(module, session)
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module.__dict__["forward"]
+
+
+def _feed_forward_modules(model: Any) -> Iterator[Any]:
+    """Those of the blocks, unless another pack or another node of this one computes them."""
+    source = type(model).__module__
+    if source not in _FEED_FORWARDS:
+        return
+    own = source, torch.nn.Sequential.__module__
+    for block in model.blocks:
+        module = getattr(block, _FEED_FORWARDS[source], None)
+        if module is not None and "forward" not in vars(module) and type(module).forward.__module__ in own:
+            yield module
+
+
+def _in_slices(module: Any, session: Session) -> Callable[[torch.Tensor], torch.Tensor]:
+    whole: Callable[[torch.Tensor], torch.Tensor] = module.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        tokens = x.shape[-2]
+        if tokens not in session.sliced_feed_forwards:
+            try:
+                return whole(x)
+            except torch.cuda.OutOfMemoryError:
+                if tokens <= SLICE_TOKENS or not model_passes.can_read_back(x.device):  # in a CUDA graph
+                    raise
+            session.sliced_feed_forwards.add(tokens)
+            log.info("SageAttention2: no memory for feed-forward modules of %d tokens, which are sliced", tokens)
+        out: torch.Tensor | None = None
+        for start in range(0, tokens, SLICE_TOKENS):
+            part = whole(x.narrow(-2, start, min(SLICE_TOKENS, tokens - start)))
+            if out is None:
+                out = part.new_empty((*x.shape[:-1], part.shape[-1]))
+            out.narrow(-2, start, part.shape[-2]).copy_(part)
+        assert out is not None
+        return out
+
+    return forward

@@ -1,0 +1,142 @@
+"""Feed-forward modules without memory for all of their tokens: a stand-in has the place of MiniMax H3's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from comfy_sage2.comfyui.hooks import feed_forward
+from comfy_sage2.comfyui.hooks.feed_forward import slicing_without_memory
+from comfy_sage2.comfyui.hooks.sampling import pass_wrapper
+from comfy_sage2.comfyui.report.text import report
+from comfy_sage2.comfyui.session import model_passes
+
+from .calls import SIGMAS, Executor, call, qkv, session_with
+
+SLICE, LARGEST, TOKENS = 64, 100, 333
+
+
+class FeedForward(torch.nn.Module):
+    """Has memory for so many tokens at once."""
+
+    def __init__(self, largest: int = LARGEST) -> None:
+        super().__init__()
+        self.wide, self.narrow = torch.nn.Linear(24, 96), torch.nn.Linear(96, 24)
+        self.largest = largest
+        self.given: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.given.append(x.shape[-2])
+        if x.shape[-2] > self.largest:
+            raise torch.cuda.OutOfMemoryError("no memory for the whole")
+        return self.exact(x)
+
+    def exact(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.narrow(torch.nn.functional.gelu(self.wide(x))))
+
+
+@pytest.fixture(autouse=True)
+def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_forward, "SLICE_TOKENS", SLICE)
+    monkeypatch.setattr(FeedForward.forward, "__module__", "comfy.ldm.minimax.model")
+
+
+def model_of(*modules: Any, source: str = "comfy.ldm.minimax.model", name: str = "mlp") -> Any:
+    """A model of ComfyUI's with these modules in its blocks."""
+    model = type("Model", (), {"__module__": source})()
+    model.blocks = [SimpleNamespace(**{name: module}) for module in modules]
+    return model
+
+
+@pytest.mark.parametrize("shape", [(TOKENS, 24), (2, TOKENS, 24)], ids=str)
+def test_without_memory_the_tokens_come_in_slices(shape: tuple[int, ...], fresh_seed: int) -> None:
+    """Also in the next module, which does not try the whole first; and wholes again in the next sampling."""
+    first, second = modules = FeedForward(), FeedForward()
+    session, x = session_with(), torch.randn(shape)
+    before = x.clone()
+    with torch.no_grad():
+        with slicing_without_memory(session, model_of(*modules)):
+            for module in modules:
+                assert torch.allclose(module(x), module.exact(x), atol=1e-6)
+        sizes = [SLICE] * 5 + [TOKENS - 5 * SLICE]
+        assert first.given == [TOKENS, *sizes] and second.given == sizes
+        assert torch.equal(x, before)
+        session.begin_sampling(SIGMAS)
+        with slicing_without_memory(session, model_of(*modules)):
+            first(x)
+    assert first.given.count(TOKENS) == 2
+    assert all("forward" not in vars(module) for module in modules)
+
+
+def test_with_memory_the_module_has_all_tokens(fresh_seed: int) -> None:
+    module, x = FeedForward(largest=TOKENS), torch.randn(TOKENS, 24)
+    with slicing_without_memory(session_with(), model_of(module)):
+        assert torch.equal(module(x), module.exact(x))
+    assert module.given == [TOKENS]
+
+
+@pytest.mark.parametrize(("tokens", "capturing"), [(SLICE, False), (TOKENS, True)])
+def test_what_cannot_be_sliced_ends_in_torchs_error(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, capturing: bool
+) -> None:
+    """A slice without memory, and a CUDA graph, in which the failed allocation is part of what is captured."""
+    monkeypatch.setattr(model_passes, "can_read_back", lambda device: not capturing)
+    module, session = FeedForward(largest=1), session_with()
+    with slicing_without_memory(session, model_of(module)), pytest.raises(torch.cuda.OutOfMemoryError):
+        module(torch.randn(tokens, 24))
+    assert module.given == [tokens] and not session.sliced_feed_forwards
+
+
+def replaced(module: FeedForward) -> None:
+    whole = module.forward
+    module.forward = lambda x: whole(x)  # type: ignore[method-assign]
+
+
+def of_a_pack(module: FeedForward) -> None:
+    FeedForward.forward.__module__ = "a_pack.nodes"  # the fixture puts it back
+
+
+def nothing(module: FeedForward) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("change", "compiled", "source"),
+    [
+        (replaced, False, "comfy.ldm.minimax.model"),
+        (of_a_pack, False, "comfy.ldm.minimax.model"),
+        (nothing, True, "comfy.ldm.minimax.model"),
+        (nothing, False, "comfy.ldm.flux.model"),
+    ],
+)
+def test_modules_of_others_are_left(change: Callable[[FeedForward], None], compiled: bool, source: str) -> None:
+    module, session = FeedForward(), session_with()
+    change(module)
+    session.compiled = compiled
+    mine = dict(vars(module))
+    with slicing_without_memory(session, model_of(module, source=source)), pytest.raises(torch.cuda.OutOfMemoryError):
+        assert vars(module) == mine
+        module(torch.randn(TOKENS, 24))
+    assert vars(module) == mine
+
+
+def test_a_second_node_leaves_them_to_the_first() -> None:
+    module, first = FeedForward(), session_with()
+    model = model_of(module)
+    with slicing_without_memory(first, model), slicing_without_memory(session_with(), model):
+        module(torch.randn(TOKENS, 24))
+    assert first.sliced_feed_forwards == {TOKENS} and "forward" not in vars(module)
+
+
+def test_the_report_says_it(fresh_seed: int) -> None:
+    session, module = session_with(), FeedForward()
+    x = torch.randn(TOKENS, 24)
+    model = SimpleNamespace(diffusion_model=model_of(module))
+    pass_wrapper(session)(Executor(lambda *_, **__: module(x), model), torch.randn(1, 4), torch.ones(1))
+    call(session, *qkv(), 1)
+    told = "Feed-forward modules of 333 tokens were computed in slices, since there was no memory for the whole."
+    assert told in report([session]).splitlines()

@@ -274,7 +274,8 @@ def parts(options: argparse.Namespace, device: torch.device) -> Iterator[list[st
             "",
             "The longest clip of MiniMax H3 that fits, in frames of latents, to a twelfth, where torch may allocate as "
             "much as on a smaller card: all 50 blocks with random weights in FP8, offloaded as ComfyUI does it, of "
-            "which the first two are computed. ComfyUI's MLP after the attention is as it is.",
+            "which the first two are computed. SageAttention2 computes the MLP in slices where there is no memory for "
+            "the whole.",
             "",
             *clips(device),
         ]

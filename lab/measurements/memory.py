@@ -198,8 +198,24 @@ class _Enough(Exception):
     """Two blocks have been computed."""
 
 
-def _stop(*_: Any) -> None:
-    raise _Enough
+@contextmanager
+def two_blocks(patcher: Any) -> Iterator[None]:
+    """Within the block the model ends in `_Enough` before its third block.
+
+    ComfyUI asks for each block's weights before it. A hook of the block would keep this pack from making slices, as it
+    might belong to another pack.
+    """
+    import comfy.model_prefetch
+
+    third, prefetch = patcher.model.diffusion_model.blocks[2], comfy.model_prefetch.prefetch_queue_pop
+
+    def pop(queue: Any, device: Any, module: Any) -> None:
+        if module is third:
+            raise _Enough
+        prefetch(queue, device, module)
+
+    with patch.object(comfy.model_prefetch, "prefetch_queue_pop", pop):
+        yield
 
 
 def longest(candidate: Any) -> int:
@@ -223,7 +239,6 @@ def longest(candidate: Any) -> int:
 def clips(device: torch.device) -> list[str]:
     """The table of longest clips."""
     patcher = in_fp8(device)
-    patcher.model.diffusion_model.blocks[2].register_forward_pre_hook(_stop)
     candidates: dict[str, Any] = {DEFAULT: patcher.clone()}
     override = comfy_kitchen(takes_containers=True)
     if override is not None:
@@ -231,7 +246,7 @@ def clips(device: torch.device) -> list[str]:
     candidates[OURS] = patch_model(patcher, Settings(mode="8b", when=ALWAYS))
     cells = []
     for gigabytes in CARDS:
-        with card(gigabytes, device):
+        with card(gigabytes, device), two_blocks(patcher):
             frames = {name: longest(candidate) for name, candidate in candidates.items()}
         tokens = (f"{count} ({count * 24 * 42:,} tokens)" for count in frames.values())
         cells.append([f"{gigabytes} GB", *tokens])

@@ -24,9 +24,11 @@ FEW = 12
 MANY = 500
 HEAD_DIMS = (1, 8, 40, 60, 64, 72, 77, 80, 96, 104, 120, 128, 160, 200, 256)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Few rows of few keys differ more than tensors of a model's size: one P that rounds the other way shows in them.
+# Few rows of few keys differ more than tensors of a model's size: one P that rounds the other way shows in them, and in
+# few channels all of what rounding a score costs.
 EXACT_FACTOR, REFERENCE_BOUND = 2.0, 2e-2
-REFERENCE_BOUND_OF_FEW_ROWS, FEW_ROWS = 6e-2, 16
+EXACT_FACTOR_OF_FEW, REFERENCE_BOUND_OF_FEW = 4.0, 6e-2
+FEW_ROWS, FEW_CHANNELS = 16, 8
 # A row with a smaller LSE sees only keys at a mask's lowest number, which these modes leave out
 # (docs/results/reliability.md): a query of padding, or one whose block list has hidden keys alone.
 OF_HIDDEN_KEYS = -1e30
@@ -94,8 +96,9 @@ def check_random_calls(calls: int, seed: int, name: str, mode: str, accumulator:
             continue
         error = relative_l1(out[compared], wanted[compared])
         disagreement = relative_l1(out[compared], same_groups.to(q.dtype)[compared])
-        bound = REFERENCE_BOUND if compared.sum() > FEW_ROWS else REFERENCE_BOUND_OF_FEW_ROWS
-        assert error <= EXACT_FACTOR * EXACT_BOUND[mode], f"{error} from float64: {described}"
+        is_small = compared.sum() <= FEW_ROWS or q.shape[3] <= FEW_CHANNELS
+        factor, bound = (EXACT_FACTOR_OF_FEW, REFERENCE_BOUND_OF_FEW) if is_small else (EXACT_FACTOR, REFERENCE_BOUND)
+        assert error <= factor * EXACT_BOUND[mode], f"{error} from float64: {described}"
         assert disagreement <= bound, f"{disagreement} from the reference: {described}"
 
 

@@ -113,8 +113,8 @@ def test_kernels_choose_as_plain_pytorch_does(
     if level.tail:
         assert choice.blocks.by_tail is not None and wanted.blocks.by_tail is not None
         same &= choice.blocks.by_tail == wanted.blocks.by_tail
-    # A head near its bound may have the next cut.
-    assert same.float().mean() >= (0.75 if level.share is None else 1.0)
+    unlike, heads = int((~same).sum()), same.numel()
+    assert unlike <= (max(heads // 4, 1) if level.share is None else 0)  # those near their bound may have the next cut
     torch.testing.assert_close(choice.errors[same], wanted.errors[same], rtol=3e-2, atol=1e-3)
 
 

@@ -4,6 +4,7 @@
 #include "sm80/item.cuh"
 #include "sm80/kernels.h"
 #include "sm80/softmax.cuh"
+#include "sm80/token_terms.cuh"
 #include "sm80/values.cuh"
 
 namespace sm80 {
@@ -288,7 +289,7 @@ class Attention {
     float x[8][4];
     if constexpr (!Terms::kNone) __syncwarp();  // keeps instructions, and so registers, apart
     Terms::template apply<Numbers>(x, scores, scale, key_terms());
-    if (kLimited && has_token_terms()) add_token_terms(x, scale, zero, key_block);
+    if (kLimited && has_token_terms()) token_terms(key_block).template add<Numbers, Terms::kNone>(x, scale, zero);
     const KeyLimits limits = {key_block * kKeyBlock + 2 * (lane % 4), first_query(tile), p.sizes.kv_length, p.causal};
     if constexpr (kHasRowBias) limits.add_mask(x, p.mask, item.mask_offset, p.sizes.q_length);
     if (kLimited && key_block * kKeyBlock + kKeyBlock > limits.limit(0)) limits.mask_tail(x);
@@ -325,7 +326,7 @@ class Attention {
     Pv::row_sums(sum, x, packed[tile]);
     if (kLimited && has_token_terms()) {
       float without_terms[2];
-      sum_without_token_terms(without_terms, x, key_block);
+      token_terms(key_block).row_sums_without(without_terms, x);
 #pragma unroll
       for (int row = 0; row < 2; ++row) output.block_factor[tile][row] *= 0x1p-149f;  // these sums are no bits
       output.add_row_sums(tile, without_terms, sum);
@@ -334,54 +335,12 @@ class Attention {
     }
   }
 
-  // Whether V's tokens have scales each, in the key block that is worked on.
+  // Of the V that is worked on.
   __device__ __forceinline__ bool has_token_terms() const {
-    if constexpr (Pv::kOfKeyBlock) return v_tile_scale < 0.f;
+    if constexpr (Pv::kOfKeyBlock) return TokenTerms::marked_by(v_tile_scale);
     return false;
   }
-  // Of this thread's keys of a pair of eight.
-  __device__ __forceinline__ float4 token_terms(int key_block, int pair) const {
-    return __ldg(reinterpret_cast<const float4*>(item.v_token_term + key_block * kKeyBlock) + pair * 4 + lane % 4);
-  }
-  // P V takes the scales of V's tokens as factors of P. Afterwards x is in units of log2.
-  __device__ __forceinline__ void add_token_terms(float (&x)[8][4], float (&scale)[2], float& zero,
-                                                  int key_block) const {
-#pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-      const float4 terms = token_terms(key_block, pair);
-#pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float& score = x[2 * pair + odd][i];
-          const float term = term_of_key(terms, odd, i % 2);
-          score = Terms::kNone ? fmaf(score, scale[i / 2], FullNumbers::offset(scale[i / 2], term)) : score + term;
-        }
-      }
-    }
-    if constexpr (Terms::kNone) {
-      scale[0] = scale[1] = 1.f;
-      zero = 0.f;
-    }
-  }
-  // This thread's part of the sums of P as it would be without these factors, not rounded.
-  __device__ __forceinline__ void sum_without_token_terms(float (&sum)[2], const float (&p)[8][4],
-                                                          int key_block) const {
-    sum[0] = sum[1] = 0.f;
-#pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-      const float4 terms = token_terms(key_block, pair);
-#pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-#pragma unroll
-        for (int column = 0; column < 2; ++column) {
-          const float factor = exp2_approx(-term_of_key(terms, odd, column));
-          sum[0] = fmaf(p[2 * pair + odd][column], factor, sum[0]);
-          sum[1] = fmaf(p[2 * pair + odd][2 + column], factor, sum[1]);
-        }
-      }
-    }
-  }
+  __device__ __forceinline__ TokenTerms token_terms(int key_block) const { return TokenTerms(item, key_block, lane); }
 
   // This lane's words in shared memory: of 16 queries, of the key block that is worked on, and of its bias.
   __device__ __forceinline__ const uint4* queries(int tile) const {

@@ -1,6 +1,7 @@
 // Algorithm 1 of the SageAttention2 paper with mma.sync: one block of threads computes 128 query rows of one head.
 #pragma once
 
+#include "sm80/epilogue.cuh"
 #include "sm80/item.cuh"
 #include "sm80/kernels.h"
 #include "sm80/softmax.cuh"
@@ -10,7 +11,7 @@
 namespace sm80 {
 
 template <int kHeadDim, int kBits, class Pv, MaskPolicy kMask>
-class Attention {
+class Attention : WarpQueries {
   static constexpr bool kHasKeyBias = includes(kMask, MaskPolicy::key_bias);
   static constexpr bool kHasRowBias = includes(kMask, MaskPolicy::row_bias);
   static constexpr int kThreads = attention_threads(kHeadDim);
@@ -40,73 +41,14 @@ class Attention {
   static __device__ __forceinline__ void run(const AttentionParams& p) {
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ Item item;
-    if (threadIdx.x == 0) item = item_of_block(p);
+    if (threadIdx.x == 0) item = item_of_block<kHeadDim, kBits, Pv>(p);
     __syncthreads();
     Attention(p, item, shared).compute();
   }
 
  private:
-  static __device__ __forceinline__ Item item_of_block(const AttentionParams& p) {
-    // Causal: the longest items first.
-    const i64 index = p.causal ? p.works - 1 - blockIdx.x : blockIdx.x;
-    const i64 work = p.first_work + index;
-    const Sizes& sizes = p.sizes;
-    Item item;
-    item.bh = static_cast<int>(work / sizes.query_blocks);
-    item.query_block = static_cast<int>(work - i64(item.bh) * sizes.query_blocks);
-    const int batch = item.bh / sizes.q_heads, head = item.bh - batch * sizes.q_heads;
-    item.kv_bh = batch * sizes.kv_heads + head / (sizes.q_heads / sizes.kv_heads);
-    const i64 first_tile = i64(item.kv_bh) * sizes.key_blocks;
-    item.q = p.q_tiles + work * kQBytes;
-    item.q_scale = p.q_scale + work * kQScales;
-    item.k = p.k_tiles + first_tile * kKBytes;
-    item.k_scale = p.k_scale + first_tile * kKeyGroups;
-    item.v = p.v_tiles + first_tile * kVBytes;
-    if constexpr (Pv::kOfKeyBlock) {
-      item.v_tile_scale = p.v_tile_scale + first_tile;
-      item.v_token_term = p.v_token_term + first_tile * kKeyBlock;
-    }
-    item.bias = p.bias + batch * p.bias_batch_stride + head * p.bias_head_stride + index * p.bias_work_stride;
-    item.mask_offset = batch * p.mask.batch_stride + head * p.mask.head_stride;
-    const int keys = p.causal ? min((item.query_block + 1) * kQueryBlock, sizes.kv_length) : sizes.kv_length;
-    item.key_blocks = (keys + kKeyBlock - 1) / kKeyBlock;
-    const int keys_of_all = p.causal ? min(item.query_block * kQueryBlock + 1, sizes.kv_length) : sizes.kv_length;
-    item.unlimited_key_blocks = keys_of_all / kKeyBlock;
-    const bool has_diagonal = p.causal || sizes.q_length == sizes.kv_length;
-    item.attend_to_all(has_diagonal);
-    if (p.lists.entries) {
-      const i64 list = batch * p.lists.batch_lists + head * p.lists.head_lists + item.query_block;
-      item.attend_to_list(p.lists.entries + list * p.lists.key_tiles, p.lists.counts[list]);
-    }
-    return item;
-  }
-
   __device__ __forceinline__ Attention(const AttentionParams& params, Item& work, unsigned char* memory)
-      : p(params), item(work), shared(memory), lane(threadIdx.x % 32), first_tile(threadIdx.x / 32 * kTiles) {}
-
-  template <int kBytes>
-  __device__ __forceinline__ void copy(int at, const void* from) const {
-    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared + at)) + threadIdx.x * 16;
-    const unsigned char* source = static_cast<const unsigned char*>(from) + threadIdx.x * 16;
-#pragma unroll
-    for (int offset = 0; offset < kBytes; offset += kThreads * 16) {
-      if (kBytes - offset >= kThreads * 16 || threadIdx.x * 16 < kBytes - offset)
-        cp_async(to + offset, source + offset);
-    }
-  }
-
-  // Each a group of cp.async. `at`: the offset of a stage. The copy after the last key block reads past this head's
-  // tiles, inside the workspace; nothing uses it.
-  __device__ __forceinline__ void copy_keys(const unsigned char* k, const float* k_scale, int key_block, int at) const {
-    copy<kKBytes>(kKAt + at, k + i64(key_block) * kKBytes);
-    copy<kKeyGroups * 4>(kKScalesAt + at, k_scale + key_block * kKeyGroups);
-    if constexpr (kHasKeyBias) copy<kKeyBlock * 4>(kBiasAt + at, item.bias + key_block * kKeyBlock);
-    cp_async_commit();
-  }
-  __device__ __forceinline__ void copy_values(const unsigned char* v, int key_block, int at = 0) const {
-    copy<kVBytes>(kVAt + at, v + i64(key_block) * kVBytes);
-    cp_async_commit();
-  }
+      : WarpQueries{work, int(threadIdx.x % 32), int(threadIdx.x / 32 * kTiles)}, p(params), shared(memory) {}
 
   __device__ __forceinline__ void compute() {
     copy<kQBytes>(0, item.q);
@@ -164,7 +106,7 @@ class Attention {
       }
     }
     cp_async_wait<0>();
-    store();
+    Epilogue<Pv, kHeadDim, kTiles>(p, *this, rows, output).store();
   }
 
   // A barrier of all threads, which warps may meet at different places of the code: one whose quick step fails leaves
@@ -219,7 +161,7 @@ class Attention {
     int scores[kTiles][8][4];
     integer_scores<kHeadDim, kBits>(scores, queries(0), kQTileWords, keys(), FullNumbers::kStart);
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) probabilities_of<false>(scores[tile], 0, tile);
+    for (int tile = 0; tile < kTiles; ++tile) probabilities<false>(scores[tile], 0, tile);
   }
 
   __device__ __forceinline__ void quick_probabilities(float (&sum)[kTiles][2]) {
@@ -270,18 +212,16 @@ class Attention {
   // P and row sums of one key block; rescales where a row maximum grows.
   __device__ __forceinline__ void full_step(int key_block) {
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) probabilities<true>(key_block, tile);
+    for (int tile = 0; tile < kTiles; ++tile) {
+      int scores[1][8][4];
+      integer_scores<kHeadDim, kBits>(scores, queries(tile), kQTileWords, keys(), FullNumbers::kStart);
+      probabilities<true>(scores[0], key_block, tile);
+    }
   }
 
-  // P of 16 queries and one key block, packed.
+  // P and row sums of 16 queries and one key block, by its row maxima.
   template <bool kLimited>
-  __device__ __forceinline__ void probabilities(int key_block, int tile) {
-    int scores[1][8][4];
-    integer_scores<kHeadDim, kBits>(scores, queries(tile), kQTileWords, keys(), FullNumbers::kStart);
-    probabilities_of<kLimited>(scores[0], key_block, tile);
-  }
-  template <bool kLimited>
-  __device__ __forceinline__ void probabilities_of(const int (&scores)[8][4], int key_block, int tile) {
+  __device__ __forceinline__ void probabilities(const int (&scores)[8][4], int key_block, int tile) {
     using Numbers = FullNumbers;
     float scale[2];
     scales_of_rows(scale, tile);
@@ -342,6 +282,30 @@ class Attention {
   }
   __device__ __forceinline__ TokenTerms token_terms(int key_block) const { return TokenTerms(item, key_block, lane); }
 
+  template <int kBytes>
+  __device__ __forceinline__ void copy(int at, const void* from) const {
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared + at)) + threadIdx.x * 16;
+    const unsigned char* source = static_cast<const unsigned char*>(from) + threadIdx.x * 16;
+#pragma unroll
+    for (int offset = 0; offset < kBytes; offset += kThreads * 16) {
+      if (kBytes - offset >= kThreads * 16 || threadIdx.x * 16 < kBytes - offset)
+        cp_async(to + offset, source + offset);
+    }
+  }
+
+  // Each a group of cp.async. `at`: the offset of a stage. The copy after the last key block reads past this head's
+  // tiles, inside the workspace; nothing uses it.
+  __device__ __forceinline__ void copy_keys(const unsigned char* k, const float* k_scale, int key_block, int at) const {
+    copy<kKBytes>(kKAt + at, k + i64(key_block) * kKBytes);
+    copy<kKeyGroups * 4>(kKScalesAt + at, k_scale + key_block * kKeyGroups);
+    if constexpr (kHasKeyBias) copy<kKeyBlock * 4>(kBiasAt + at, item.bias + key_block * kKeyBlock);
+    cp_async_commit();
+  }
+  __device__ __forceinline__ void copy_values(const unsigned char* v, int key_block, int at = 0) const {
+    copy<kVBytes>(kVAt + at, v + i64(key_block) * kVBytes);
+    cp_async_commit();
+  }
+
   // This lane's words in shared memory: of 16 queries, of the key block that is worked on, and of its bias.
   __device__ __forceinline__ const uint4* queries(int tile) const {
     return reinterpret_cast<const uint4*>(shared) + (first_tile + tile) * kQTileWords + lane;
@@ -370,92 +334,8 @@ class Attention {
     }
   }
 
-  // Of this thread's two rows of a tile, the first.
-  __device__ __forceinline__ int first_query(int tile) const {
-    return item.query_block * kQueryBlock + (first_tile + tile) * 16 + lane / 4;
-  }
-
-  __device__ __forceinline__ void store() const {
-    if constexpr (!Pv::kScaled) return store_rows<typename Pv::Element>();
-    switch (p.sizes.element) {
-      case kHalf:
-        return store_rows<__half>();
-      case kBfloat16:
-        return store_rows<__nv_bfloat16>();
-      default:
-        return store_rows<float>();
-    }
-  }
-
-  template <class T>
-  __device__ __forceinline__ void store_rows() const {
-    const int batch = item.bh / p.sizes.q_heads, head = item.bh - batch * p.sizes.q_heads;
-    T* out = static_cast<T*>(p.out.pointer) + batch * p.out.batch_stride + head * p.out.head_stride;
-    float inverse[kTiles][2], attended[kTiles][2];  // a row of masked keys has the sum 0 and gives zeros
-    float offset[kTiles][2];                        // what V's offset added to the output
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        const float sum = quad_sum(output.row_sum[tile][row]);
-        attended[tile][row] = sum == 0.f ? 0.f : 1.f;
-        inverse[tile][row] = sum == 0.f ? 0.f : 1.f / sum;
-        if constexpr (Pv::kOfKeyBlock) {
-          const float2 of_tile = output.value_sum[tile];
-          offset[tile][row] = Pv::kVOffset * quad_sum(row == 0 ? of_tile.x : of_tile.y);
-        }
-        const int query = first_query(tile) + 8 * row;
-        if (p.lse && lane % 4 == 0 && query < p.sizes.q_length) {
-          const i64 at = i64(item.bh) * p.sizes.q_length + query;
-          float logarithm = rows[tile].base[row] + log2f(sum);
-          if constexpr (Pv::kOfKeyBlock) logarithm -= Pv::kLog2OfUnit;
-          p.lse[at] = logarithm * kLn2 + p.lse_shift[at];
-        }
-      }
-    }
-    float largest = 0.f;
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-      const int channel = 8 * n + 2 * (lane % 4);
-      float2 scale, mean;
-      if constexpr (Pv::kScaled) {
-        scale = *reinterpret_cast<const float2*>(p.v_scale + i64(item.kv_bh) * kHeadDim + channel);
-        mean = *reinterpret_cast<const float2*>(p.v_mean + i64(item.kv_bh) * kHeadDim + channel);
-      }
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-          const int query = first_query(tile) + 8 * row;
-          if (query >= p.sizes.q_length || channel >= p.sizes.head_dim) continue;
-          T* to = out + query * p.out.token_stride + channel;
-          float x = output.value[tile][n][2 * row], y = output.value[tile][n][2 * row + 1];
-          if constexpr (Pv::kOfKeyBlock) {
-            x -= offset[tile][row];
-            y -= offset[tile][row];
-          }
-          x *= inverse[tile][row];
-          y *= inverse[tile][row];
-          if constexpr (Pv::kScaled) {
-            x = x * scale.x + attended[tile][row] * mean.x;
-            y = y * scale.y + attended[tile][row] * mean.y;
-          }
-          if constexpr (Pv::kMayExceed) {
-            x = within_range<T>(x);
-            y = within_range<T>(y);
-          }
-          store_pair(to, x, y);
-          largest = max_nan(largest, max_nan(fabsf(x), fabsf(y)));
-        }
-      }
-    }
-    if (p.nonfinite && is_nonfinite_as<T>(largest)) *p.nonfinite = 1;
-  }
-
   const AttentionParams& p;
-  Item& item;
   unsigned char* shared;
-  int lane, first_tile;
   int stage;           // offset of the keys that are worked on from those of the first stage
   float v_tile_scale;  // of the V that is worked on, where it has one
   Rows rows[kTiles];

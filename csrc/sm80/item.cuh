@@ -55,4 +55,53 @@ struct Item {
   }
 };
 
+// A warp's part of the item: 16-row tiles, of each of which a lane has two rows. It is passed by reference: of copies
+// of its members the compiler makes another order of instructions.
+struct WarpQueries {
+  Item& item;
+  int lane, first_tile;
+
+  // The first of this lane's two rows.
+  __device__ __forceinline__ int first_query(int tile) const {
+    return item.query_block * kQueryBlock + (first_tile + tile) * 16 + lane / 4;
+  }
+};
+
+// The item that this block of threads takes of a launch.
+template <int kHeadDim, int kBits, class Pv>
+__device__ __forceinline__ Item item_of_block(const AttentionParams& p) {
+  // Causal: the longest items first.
+  const i64 index = p.causal ? p.works - 1 - blockIdx.x : blockIdx.x;
+  const i64 work = p.first_work + index;
+  const Sizes& sizes = p.sizes;
+  Item item;
+  item.bh = static_cast<int>(work / sizes.query_blocks);
+  item.query_block = static_cast<int>(work - i64(item.bh) * sizes.query_blocks);
+  const int batch = item.bh / sizes.q_heads, head = item.bh - batch * sizes.q_heads;
+  item.kv_bh = batch * sizes.kv_heads + head / (sizes.q_heads / sizes.kv_heads);
+  const i64 first_tile = i64(item.kv_bh) * sizes.key_blocks;
+  item.q = p.q_tiles + work * query_tile_bytes(kHeadDim, kBits);
+  item.q_scale = p.q_scale + work * query_scales(kBits);
+  item.k = p.k_tiles + first_tile * key_tile_bytes(kHeadDim, kBits);
+  item.k_scale = p.k_scale + first_tile * kKeyGroups;
+  item.v = p.v_tiles + first_tile * value_tile_bytes(kHeadDim, Pv::kVBytes);
+  if constexpr (Pv::kOfKeyBlock) {
+    item.v_tile_scale = p.v_tile_scale + first_tile;
+    item.v_token_term = p.v_token_term + first_tile * kKeyBlock;
+  }
+  item.bias = p.bias + batch * p.bias_batch_stride + head * p.bias_head_stride + index * p.bias_work_stride;
+  item.mask_offset = batch * p.mask.batch_stride + head * p.mask.head_stride;
+  const int keys = p.causal ? min((item.query_block + 1) * kQueryBlock, sizes.kv_length) : sizes.kv_length;
+  item.key_blocks = (keys + kKeyBlock - 1) / kKeyBlock;
+  const int keys_of_all = p.causal ? min(item.query_block * kQueryBlock + 1, sizes.kv_length) : sizes.kv_length;
+  item.unlimited_key_blocks = keys_of_all / kKeyBlock;
+  const bool has_diagonal = p.causal || sizes.q_length == sizes.kv_length;
+  item.attend_to_all(has_diagonal);
+  if (p.lists.entries) {
+    const i64 list = batch * p.lists.batch_lists + head * p.lists.head_lists + item.query_block;
+    item.attend_to_list(p.lists.entries + list * p.lists.key_tiles, p.lists.counts[list]);
+  }
+  return item;
+}
+
 }  // namespace sm80

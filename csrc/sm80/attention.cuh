@@ -1,4 +1,19 @@
 // Algorithm 1 of the SageAttention2 paper with mma.sync: one block of threads computes 128 query rows of one head.
+//
+// A step takes one key block. begin_step waits for its K and starts the copies (cp.async) that run beside the step.
+// Then P, packed in registers, and the row sums are computed from S = Q K^T. end_step adds P V to the output. There are
+// three kinds of steps:
+//   full_step       any key block: causal limits, masks and token terms; rescales where a row maximum grows
+//   quick_step      P of 16 bits by the row maxima so far (E124), where no query is limited. If a P is too large, a
+//                   full_step ends the step that has begun
+//   unlimited_step  of INT8, whose P needs the maxima of each key block: a full_step without limits and token terms
+// Each kind has a loop of its own, so that its instructions lie together and the rare ones apart. One loop for all was
+// 2 to 6 % slower in INT8 (E153), and has other orders of the instructions in 16 bits (E155).
+//
+// Shared memory has two stages of K with its scales and key bias: one is worked on while the next key block is copied
+// into the other. V has one stage, copied while its step computes P, so that end_step waits for it; or two, and is
+// copied a step ahead with its K (E154). E4M3 has one stage of both and full steps alone: V is copied beside S and P,
+// K of the next step beside P V.
 #pragma once
 
 #include "sm80/epilogue.cuh"
@@ -61,52 +76,61 @@ class Attention : WarpQueries {
     output.clear();
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) rows[tile].clear();
-    int next = 0;
-    bool has_begun = false;  // the step of `key_block`, which ended without its P
-    while (key_block < item.key_blocks) {
-      if constexpr (Pv::kKeyStages == 2) {
-        // Each kind of step has a loop of its own, so that its instructions lie together, the rare ones apart (E153).
-        if constexpr (kHasUnlimitedStep) {
-          while (key_block < item.unlimited_key_blocks && !has_token_terms()) {
-            next = begin_step(key_block);
-            unlimited_step();
-            end_step(next);
-            key_block = next;
-          }
-          if (key_block >= item.key_blocks) break;
-        }
-        if (!has_begun) next = begin_step(key_block);
-        full_step(key_block);
-        end_step(next);
-        key_block = next;
-        if constexpr (kHasQuickStep) {  // now there are maxima to go by
-          has_begun = false;
-          while (key_block < item.unlimited_key_blocks) {
-            next = begin_step(key_block);
-            if (!quick_step()) {
-              has_begun = true;
-              break;
-            }
-            end_step(next);
-            key_block = next;
-          }
-        }
-      } else {
-        cp_async_wait<0>();
-        __syncthreads();  // K is there, nobody reads the last V any more
-        // By one thread, since all need their registers.
-        if (threadIdx.x == 0) item.next_key_block = item.key_block_after(key_block);
-        copy_values(item.v, key_block);
-        full_step(key_block);
-        cp_async_wait<0>();
-        __syncthreads();  // V is there, nobody reads K any more
-        key_block = item.next_key_block;
-        copy_keys(item.k, item.k_scale, key_block, 0);
-        output.template add_product<kProductSync>(packed, values());
-      }
+    if constexpr (Pv::kKeyStages == 2) {
+      steps_of_two_stages(key_block);
+    } else {
+      steps_of_one_stage(key_block);
     }
     cp_async_wait<0>();
     Epilogue<Pv, kHeadDim, kTiles>(p, *this, rows, output).store();
+  }
+
+  __device__ __forceinline__ void steps_of_two_stages(int key_block) {
+    int next = 0;
+    bool has_begun = false;  // the step of `key_block`, which ended without its P
+    while (key_block < item.key_blocks) {
+      if constexpr (kHasUnlimitedStep) {
+        while (key_block < item.unlimited_key_blocks && !has_token_terms()) {
+          next = begin_step(key_block);
+          unlimited_step();
+          end_step(next);
+          key_block = next;
+        }
+        if (key_block >= item.key_blocks) break;
+      }
+      if (!has_begun) next = begin_step(key_block);
+      full_step(key_block);
+      end_step(next);
+      key_block = next;
+      if constexpr (kHasQuickStep) {  // now there are maxima to go by
+        has_begun = false;
+        while (key_block < item.unlimited_key_blocks) {
+          next = begin_step(key_block);
+          if (!quick_step()) {
+            has_begun = true;
+            break;
+          }
+          end_step(next);
+          key_block = next;
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void steps_of_one_stage(int key_block) {
+    while (key_block < item.key_blocks) {
+      cp_async_wait<0>();
+      __syncthreads();  // K is there, nobody reads the last V any more
+      // By one thread, since all need their registers.
+      if (threadIdx.x == 0) item.next_key_block = item.key_block_after(key_block);
+      copy_values(item.v, key_block);
+      full_step(key_block);
+      cp_async_wait<0>();
+      __syncthreads();  // V is there, nobody reads K any more
+      key_block = item.next_key_block;
+      copy_keys(item.k, item.k_scale, key_block, 0);
+      output.template add_product<kProductSync>(packed, values());
+    }
   }
 
   // A barrier of all threads, which warps may meet at different places of the code: one whose quick step fails leaves
@@ -138,74 +162,6 @@ class Attention : WarpQueries {
     stage = kLayout.stage - stage;
   }
 
-  // P and row sums of one key block by the running maxima as they are: most scores stay below them, and P of 16 bits
-  // has room for those that do not. Without maxima, limits and rescaling it is the shorter step. False, for the whole
-  // warp, where a P was too large; then nothing has happened.
-  __device__ __forceinline__ bool quick_step() {
-    float sum[kTiles][2];
-    if (kHasRegisters && !kHasKeyBias && !__all_sync(0xffffffffu, true)) return false;  // orders instructions (E155)
-    quick_probabilities(sum);
-    bool fits = true;  // not where a sum is NaN
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile)
-      fits = fits && sum[tile][0] <= Pv::kLargestRowSum && sum[tile][1] <= Pv::kLargestRowSum;
-    if (!__all_sync(0xffffffffu, fits)) return false;
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) output.add_row_sums(tile, sum[tile]);
-    return true;
-  }
-
-  // P and row sums of one key block to all keys of which each query may attend.
-  __device__ __forceinline__ void unlimited_step() {
-    // K is read once for all tiles of the warp: their scores take the registers that the product needs afterwards.
-    int scores[kTiles][8][4];
-    integer_scores<kHeadDim, kBits>(scores, queries(0), kQTileWords, keys(), FullNumbers::kStart);
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) probabilities<false>(scores[tile], 0, tile);
-  }
-
-  __device__ __forceinline__ void quick_probabilities(float (&sum)[kTiles][2]) {
-    using Numbers = ScoreNumbers<kHeadDim, kBits == 4>;
-    float scale[kTiles][2], offset[kTiles][2];
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      scales_of_rows(scale[tile], tile);
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        offset[tile][row] = Numbers::offset(scale[tile][row], -rows[tile].base[row]);
-        sum[tile][row] = 0.f;
-      }
-    }
-#pragma unroll
-    for (int group = 0; group < 8; group += kGroups) {
-      int scores[kTiles][kGroups][4];
-      if (kHeadDim != 128 && group > 0) __syncwarp();  // for fewer registers (E155)
-      integer_scores<kHeadDim, kBits>(scores, queries(0), kQTileWords, keys() + group * (kKBytes / (8 * 16)),
-                                      Numbers::kStart);
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int pair = 0; pair < kGroups / 2; ++pair) {
-          float4 terms;
-          if constexpr (kHasKeyBias) terms = key_terms()[(group / 2 + pair) * 4];
-          float x[2][4];
-#pragma unroll
-          for (int odd = 0; odd < 2; ++odd) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              const float score = Numbers::number(scores[tile][2 * pair + odd][i]);
-              float added = offset[tile][i / 2];
-              if constexpr (kHasKeyBias) added += term_of_key(terms, odd, i % 2);
-              x[odd][i] = exp2_approx(fmaf(score, scale[tile][i / 2], added));
-              sum[tile][i / 2] += x[odd][i];
-            }
-          }
-          Pv::pack_pair(packed[tile][group / 2 + pair], x[0], x[1]);
-        }
-      }
-    }
-  }
-
   // Where the full step is rare, it converts, which scales of any size allow. With terms it would save nothing.
   using FullNumbers = ScoreNumbers<kHeadDim, !Terms::kNone || kHasQuickStep>;
 
@@ -217,6 +173,15 @@ class Attention : WarpQueries {
       integer_scores<kHeadDim, kBits>(scores, queries(tile), kQTileWords, keys(), FullNumbers::kStart);
       probabilities<true>(scores[0], key_block, tile);
     }
+  }
+
+  // P and row sums of one key block to all keys of which each query may attend.
+  __device__ __forceinline__ void unlimited_step() {
+    // K is read once for all tiles of the warp: their scores take the registers that the product needs afterwards.
+    int scores[kTiles][8][4];
+    integer_scores<kHeadDim, kBits>(scores, queries(0), kQTileWords, keys(), FullNumbers::kStart);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) probabilities<false>(scores[tile], 0, tile);
   }
 
   // P and row sums of 16 queries and one key block, by its row maxima.
@@ -272,6 +237,65 @@ class Attention : WarpQueries {
       output.add_row_sums(tile, without_terms, sum);
     } else {
       output.add_row_sums(tile, sum, sum);
+    }
+  }
+
+  // P and row sums of one key block by the running maxima as they are: most scores stay below them, and P of 16 bits
+  // has room for those that do not. Without maxima, limits and rescaling it is the shorter step. False, for the whole
+  // warp, where a P was too large; then nothing has happened.
+  __device__ __forceinline__ bool quick_step() {
+    float sum[kTiles][2];
+    if (kHasRegisters && !kHasKeyBias && !__all_sync(0xffffffffu, true)) return false;  // orders instructions (E155)
+    quick_probabilities(sum);
+    bool fits = true;  // not where a sum is NaN
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile)
+      fits = fits && sum[tile][0] <= Pv::kLargestRowSum && sum[tile][1] <= Pv::kLargestRowSum;
+    if (!__all_sync(0xffffffffu, fits)) return false;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) output.add_row_sums(tile, sum[tile]);
+    return true;
+  }
+
+  __device__ __forceinline__ void quick_probabilities(float (&sum)[kTiles][2]) {
+    using Numbers = ScoreNumbers<kHeadDim, kBits == 4>;
+    float scale[kTiles][2], offset[kTiles][2];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      scales_of_rows(scale[tile], tile);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        offset[tile][row] = Numbers::offset(scale[tile][row], -rows[tile].base[row]);
+        sum[tile][row] = 0.f;
+      }
+    }
+#pragma unroll
+    for (int group = 0; group < 8; group += kGroups) {
+      int scores[kTiles][kGroups][4];
+      if (kHeadDim != 128 && group > 0) __syncwarp();  // for fewer registers (E155)
+      integer_scores<kHeadDim, kBits>(scores, queries(0), kQTileWords, keys() + group * (kKBytes / (8 * 16)),
+                                      Numbers::kStart);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int pair = 0; pair < kGroups / 2; ++pair) {
+          float4 terms;
+          if constexpr (kHasKeyBias) terms = key_terms()[(group / 2 + pair) * 4];
+          float x[2][4];
+#pragma unroll
+          for (int odd = 0; odd < 2; ++odd) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const float score = Numbers::number(scores[tile][2 * pair + odd][i]);
+              float added = offset[tile][i / 2];
+              if constexpr (kHasKeyBias) added += term_of_key(terms, odd, i % 2);
+              x[odd][i] = exp2_approx(fmaf(score, scale[tile][i / 2], added));
+              sum[tile][i / 2] += x[odd][i];
+            }
+          }
+          Pv::pack_pair(packed[tile][group / 2 + pair], x[0], x[1]);
+        }
+      }
     }
   }
 

@@ -209,7 +209,7 @@ class Attention : WarpQueries {
       largest[1] = quad_max_nan(largest[1]);
     }
     float factor[2];
-    if (rows[tile].update(largest, factor)) output.rescale(tile, factor);
+    if (rows[tile].template update<Pv::kMaximumSlack>(largest, factor)) output.rescale(tile, factor);
     float base[2] = {rows[tile].base[0], rows[tile].base[1]};
     if constexpr (Pv::kOfKeyBlock) {
 #pragma unroll

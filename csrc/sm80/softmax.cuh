@@ -20,16 +20,19 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // Rows lane / 4 and lane / 4 + 8 of a 16-row tile.
 struct Rows {
-  float base[2];  // running maximum - log2(448): 448 * P = exp2(score - base)
+  float base[2];  // running maximum - log2(448), but for the slack: 448 * P = exp2(score - base)
 
   // The lowest finite number at first: no infinities are subtracted.
   __device__ __forceinline__ void clear() { base[0] = base[1] = kLowest; }
 
-  // Takes in the largest scores of this thread; true for the whole warp if a row maximum grew. Then `factor` is what
-  // earlier contributions must be multiplied with.
+  // Takes in the largest scores of this thread; true for the whole warp if a row maximum grew by more than kSlack, in
+  // units of log2. Then `factor` is what earlier contributions must be multiplied with.
+  template <int kSlack>
   __device__ __forceinline__ bool update(const float (&largest)[2], float (&factor)[2]) {
     const float wanted[2] = {largest[0] - kLog2OfPScale, largest[1] - kLog2OfPScale};
-    if (!__any_sync(0xffffffffu, wanted[0] > base[0] || wanted[1] > base[1])) return false;
+    float highest[2] = {base[0], base[1]};
+    if constexpr (kSlack > 0) highest[0] += kSlack, highest[1] += kSlack;
+    if (!__any_sync(0xffffffffu, wanted[0] > highest[0] || wanted[1] > highest[1])) return false;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const float grown = fmaxf(base[row], quad_max(wanted[row]));

@@ -34,6 +34,7 @@ __device__ __forceinline__ __half2 sum_e4m3(unsigned packed) {
 struct ProbabilitiesE4m3 {
   static constexpr bool kOfKeyBlock = false;    // P relative to the running maximum of its row
   static constexpr bool kHasQuickStep = false;  // P above 448 would become 448
+  static constexpr int kMaximumSlack = 0;       // likewise
   static constexpr int kSteps = 2;
   static constexpr int kWords = 1;
   static constexpr int kVBytes = 1;
@@ -95,7 +96,13 @@ struct ProbabilitiesE4m3 {
 struct ProbabilitiesU8 {
   static constexpr bool kOfKeyBlock = true;
   static constexpr float kLog2OfLargest = 7.994353436858858f;  // log2(255)
-  static constexpr float kLog2OfUnit = -24.f;  // of the sums over all keys: the smallest float is 2^-149
+  // P is relative to its own key block, so the maximum that the sums are relative to may lie behind: most steps rescale
+  // nothing (E157).
+  static constexpr int kMaximumSlack = 16;
+  // Of the sums over all keys. A whole number that is summed stands for 2^-149 times as much, and the factor that
+  // corrects this has to stay a float where a key block is ahead by the slack.
+  static constexpr float kLog2OfUnit = -40.f;
+  static_assert(149 + kLog2OfUnit + kMaximumSlack + common::kLog2OfPScale - kLog2OfLargest < 127);
   static constexpr float kVOffset = 128.f;
   static constexpr bool kHasQuickStep = false;  // needs the maximum of every key block
   static constexpr int kSteps = 2;
@@ -183,6 +190,7 @@ struct Probabilities16 : Pair16<T> {
   // too large.
   static constexpr bool kHasQuickStep = true;
   static constexpr float kLargestRowSum = 32768.f;
+  static constexpr int kMaximumSlack = 0;  // the quick step has its own
   static constexpr int kSteps = 4;
   static constexpr int kWords = 2;
   static constexpr int kVBytes = 2;

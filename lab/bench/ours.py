@@ -109,8 +109,8 @@ class Build:
         return module
 
 
-def of_build(name: str, module: ModuleType) -> list[BenchmarkCandidate]:
-    """The kernels of one build, in the variants that it has."""
+def of_build(name: str, module: ModuleType, rotate: str = "off") -> list[BenchmarkCandidate]:
+    """The kernels of one build, in the variants that it has. rotate: of the options."""
 
     def prepare(options: AttentionOptions, inputs: Inputs) -> Call:
         inputs.without_mask()
@@ -127,7 +127,7 @@ def of_build(name: str, module: ModuleType) -> list[BenchmarkCandidate]:
             BenchmarkCandidate(
                 f"{name}: {mode} {'int8' if pv == 'int8' else accumulator}",
                 f"{module.architecture} {module.version} for {module.target}",
-                partial(prepare, AttentionOptions(mode, pv_accumulator=accumulator, pv=pv, rotate="off")),
+                partial(prepare, AttentionOptions(mode, pv_accumulator=accumulator, pv=pv, rotate=rotate)),
                 kernel_name=attention_kernels(module.architecture, mode),
                 note=EMULATED if pv == "fp8" and module.architecture != "sm90" else "",
             )

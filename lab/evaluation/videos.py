@@ -233,7 +233,8 @@ def main(arguments: list[str]) -> int:
     device, job = options.device, Job(frames=33, steps=20, seed=0)
     every = attentions(device)
     for build in options.build:
-        every |= {candidate.name: of_candidate(candidate) for candidate in kernels.of_build(build.name, build.load())}
+        candidates = kernels.of_build(build.name, build.load(), rotate="auto")
+        every |= {candidate.name: of_candidate(candidate) for candidate in candidates}
     chosen = [name for name in every if any(text in name for text in options.rows or [""])]
     rows = {name: every[name] for name in every if name == FULL_PRECISION or name in chosen}
     ensure_timed(device)  # from which "auto" chooses

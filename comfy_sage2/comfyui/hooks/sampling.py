@@ -124,8 +124,11 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
             # Where every output is compared with full precision, broken ones must not be among them.
             and not session.measures_quality
         )
-        slices = slicing(session, diffusion_model), slicing_without_memory(session, diffusion_model)
-        with watching(session, options), slices[0], slices[1]:
+        with (
+            watching(session, options),
+            slicing(session, diffusion_model),
+            slicing_without_memory(session, diffusion_model),
+        ):
             out = session.run_pass(
                 model_pass, lambda: executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
             )

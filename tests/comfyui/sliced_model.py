@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from comfy_sage2.comfyui.hooks import feed_forward, slices
+from comfy_sage2.comfyui.hooks import slices
 from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.settings import ALWAYS, Settings
@@ -26,7 +26,7 @@ from lab.families.run import enter_comfyui
 def main() -> None:
     """The command."""
     enter_comfyui(Path(sys.argv[1]), cpu=True)
-    slices.SLICE_TOKENS = feed_forward.SLICE_TOKENS = 128
+    slices.SLICE_TOKENS = 128
     import comfy.ops
 
     linear_input_act = comfy.ops.linear_input_act

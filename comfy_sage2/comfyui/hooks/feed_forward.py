@@ -17,10 +17,10 @@ import torch
 
 from ..session import model_passes
 from ..session.session import Session
+from . import slices
 
 log = logging.getLogger("comfy_sage2")
 
-SLICE_TOKENS = 4096
 # Module of a model's class -> the feed-forward module of its blocks, called with x (N, C) or (B, N, C).
 _FEED_FORWARDS = {"comfy.ldm.minimax.model": "mlp", "comfy.ldm.wan.model": "ffn"}
 
@@ -59,13 +59,13 @@ def _in_slices(module: Any, session: Session) -> Callable[[torch.Tensor], torch.
             try:
                 return whole(x)
             except torch.cuda.OutOfMemoryError:
-                if tokens <= SLICE_TOKENS or not model_passes.can_read_back(x.device):  # in a CUDA graph
+                if tokens <= slices.SLICE_TOKENS or not model_passes.can_read_back(x.device):  # in a CUDA graph
                     raise
             session.sliced_feed_forwards.add(tokens)
             log.info("SageAttention2: no memory for feed-forward modules of %d tokens, which are sliced", tokens)
         out: torch.Tensor | None = None
-        for start in range(0, tokens, SLICE_TOKENS):
-            part = whole(x.narrow(-2, start, min(SLICE_TOKENS, tokens - start)))
+        for start in range(0, tokens, slices.SLICE_TOKENS):
+            part = whole(x.narrow(-2, start, min(slices.SLICE_TOKENS, tokens - start)))
             if out is None:
                 out = part.new_empty((*x.shape[:-1], part.shape[-1]))
             out.narrow(-2, start, part.shape[-2]).copy_(part)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from comfy_sage2.comfyui.hooks import feed_forward
+from comfy_sage2.comfyui.hooks import slices
 from comfy_sage2.comfyui.hooks.feed_forward import slicing_without_memory
 from comfy_sage2.comfyui.hooks.sampling import pass_wrapper
 from comfy_sage2.comfyui.report.text import report
@@ -41,7 +41,7 @@ class FeedForward(torch.nn.Module):
 
 @pytest.fixture(autouse=True)
 def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_forward, "SLICE_TOKENS", SLICE)
+    monkeypatch.setattr(slices, "SLICE_TOKENS", SLICE)
     monkeypatch.setattr(FeedForward.forward, "__module__", "comfy.ldm.minimax.model")
 
 

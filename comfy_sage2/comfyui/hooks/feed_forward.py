@@ -72,4 +72,5 @@ def _in_slices(module: Any, session: Session) -> Callable[[torch.Tensor], torch.
         assert out is not None
         return out
 
+    forward.makes_slices = True  # type: ignore[attr-defined]
     return forward

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from comfy_sage2.comfyui.adapter.model_modules import ModelModules
 from comfy_sage2.comfyui.hooks import slices
 from comfy_sage2.comfyui.hooks.feed_forward import slicing_without_memory
 from comfy_sage2.comfyui.hooks.sampling import pass_wrapper
@@ -125,9 +126,11 @@ def test_modules_of_others_are_left(change: Callable[[FeedForward], None], compi
 
 
 def test_a_second_node_leaves_them_to_the_first() -> None:
+    """And takes them for no other pack's, which would keep it from slices of its own."""
     module, first = FeedForward(), session_with()
     model = model_of(module)
     with slicing_without_memory(first, model), slicing_without_memory(session_with(), model):
+        assert not ModelModules.of(torch.nn.ModuleList([module])).replaced
         module(torch.randn(TOKENS, 24))
     assert first.sliced_feed_forwards == {TOKENS} and "forward" not in vars(module)
 

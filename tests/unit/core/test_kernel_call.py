@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import recorder
 import torch
 from pretended_gpu import on_gpu
 from random_blocks import full_blocks
@@ -290,6 +291,18 @@ def in_parts(
     out, lse = call.run(*given, optional)
     assert lse is not None
     return module.calls, {**tensors, "out": out if layout == "BHND" else out.transpose(1, 2), "lse": lse}
+
+
+@pytest.mark.parametrize(("tokens", "heads_of_parts"), [(4096, [4]), (8191, [4]), (8192, [2, 2])])
+def test_short_calls_may_take_more_scratch_memory(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, heads_of_parts: list[int]
+) -> None:
+    monkeypatch.setattr(recorder, "BYTES_A_HEAD", 20 << 20)
+    monkeypatch.setattr(launches, "has_room", lambda device, size: True)
+    module = Recorder()
+    q = torch.zeros(1, 4, tokens, 16, dtype=torch.half)
+    kernel_call(module, q, q, q).run(q, q, q)
+    assert [call["q_heads"] for call in module.calls] == heads_of_parts
 
 
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])

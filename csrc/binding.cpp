@@ -115,8 +115,6 @@ PYBIND11_MODULE(_C, module) {
            "Of images whose build says this of itself: the fields of their build.json as keywords. ValueError for "
            "images that this module cannot launch.")
       .def_property_readonly_static("abi_version", [](const py::object&) { return kAbiVersion; })
-      .def_property_readonly_static("rotates_by_head", [](const py::object&) { return true; })
-      .def_property_readonly_static("rotates_as_given", [](const py::object&) { return true; })
       .def_property_readonly_static("slice_multiple", [](const py::object&) { return kSliceMultiple; })
       .def_property_readonly_static("least_sliced_tokens", [](const py::object&) { return kLeastSlicedTokens; })
       .def_property_readonly("architecture", [](const Kernels& self) { return self.build.architecture; })

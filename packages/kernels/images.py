@@ -26,8 +26,6 @@ plan = _kernels.plan
 pooled_tail_plan = _kernels.pooled_tail_plan
 pv_accumulators = _kernels.pv_accumulators
 pv_formats = _kernels.pv_formats
-rotates_as_given = _kernels.rotates_as_given
-rotates_by_head = _kernels.rotates_by_head
 row_errors = _kernels.row_errors
 row_sample = _kernels.row_sample
 slice_multiple = _kernels.slice_multiple
@@ -53,8 +51,6 @@ __all__ = [
     "pooled_tail_plan",
     "pv_accumulators",
     "pv_formats",
-    "rotates_as_given",
-    "rotates_by_head",
     "row_errors",
     "row_sample",
     "slice_multiple",

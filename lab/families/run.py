@@ -208,7 +208,7 @@ def main(arguments: list[str]) -> int:
         clear()
         print(f"{family.name}: {row.failed or 'done'}", file=sys.stderr, flush=True)
         # After each family, so that an interrupted run keeps what it measured.
-        lines = [*head, *body(rows, options.modes, is_gpu=is_gpu)]
+        lines = [*head, *body(rows, options.modes, is_gpu=is_gpu, short=options.short)]
         if options.results is not None:
             write(lines, options.page, options.results)
         if options.json is not None:

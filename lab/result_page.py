@@ -14,22 +14,19 @@ from comfy_sage2.kernels import loader
 from comfy_sage2.system import machine
 
 
-def page_head(
-    title: str, device: torch.device, *, settings: str, command: str, host: str = "", part: str = "page"
-) -> list[str]:
+def page_head(title: str, device: torch.device, *, settings: str, command: str, host: str = "") -> list[str]:
     """The lines up to the first paragraph.
 
     settings: of the node or of `attention`, `rotate` among them. command: what writes the page. host: beside torch.
-    part: "page", or "section" of one.
     """
     versions = [f"{kernel.name} {loader.load(kernel.name).version}" for kernel in usable_kernels(device)]
     return [
-        f"{'#' if part == 'page' else '##'} {title}",
+        f"# {title}",
         "",
         f"- Machine: {machine_line(device)}{host}.",
         f"- Kernels: {', '.join(versions) or 'none, the reference'}.",
         f"- Settings: {settings}.",
-        f"- Command: `{command.replace(str(Path.home()), '~')}`, which wrote this {part}.",
+        f"- Command: `{command.replace(str(Path.home()), '~')}`, which wrote this page.",
         f"- Date: {date.today().isoformat()}.",
         "",
     ]
@@ -55,15 +52,6 @@ def write(lines: Sequence[str], page: str, results: Path | None) -> None:
     """Write a page to <page>.md in the folder `results`, where one is given."""
     if results is not None:
         (results / f"{page}.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
-
-
-def write_section(lines: Sequence[str], page: str, results: Path | None) -> None:
-    """Write a section to the end of <page>.md in the folder `results`, in place of what is under its heading there."""
-    if results is not None:
-        before = (results / f"{page}.md").read_text(encoding="utf-8")
-        sections = re.split(r"^(?=## )", before, flags=re.MULTILINE)
-        kept = "".join(section for section in sections if not section.startswith(f"{lines[0]}\n"))
-        write([kept.rstrip(), "", *lines], page, results)
 
 
 def usable_kernels(device: torch.device) -> list[KernelBackend]:

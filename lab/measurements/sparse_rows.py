@@ -1,6 +1,6 @@
 """`python -m lab sparse-rows`: what heads lose over all of their rows, beside the bound that holds on some of them.
 
-    python -m lab sparse-rows --results docs/results  # a section of sparse-sampling.md
+    python -m lab sparse-rows --results docs/results  # sparse-rows.md
 
 Blocks are chosen as by the node, in calls of any length; all else is float32. The inputs are every kind of
 `sparse_inputs`, and self-attention of the demo model, which samples in full precision.
@@ -28,7 +28,7 @@ from ..arguments import add_device, parser_of
 from ..demo.job import Job
 from ..demo.model import DemoModel, ReplacedAttention, starting_noise
 from ..demo.scenes import random_scene
-from ..result_page import page_head, show, table, write_section
+from ..result_page import page_head, show, table, write
 from .sparse_inputs import KINDS, made
 
 MOST_ON_AVERAGE, MOST = 1.3, 2.0  # times the bound: the heads of an input together, and each of them
@@ -36,7 +36,6 @@ _BOUNDED = [(level, level.bound) for level in LEVELS.values() if level.bound is 
 _GRID, _HEADS, _HEAD_DIM, _SEEDS = (8, 32, 32), 4, 64, 3
 _LONG_GRID, _LONG = (24, 32, 32), ("video-like", "video-like, diffuse", "one global key, diffuse")
 _CAPTIONS, _STEPS, _CAPTURED_STEPS = 2, 20, (4, 10, 18)  # the first sparse step, one in the middle, the last choice
-_PAGE, _TITLE = "sparse-sampling", "Errors over all rows"
 
 NamedInputs = Iterator[tuple[str, Inputs]]
 
@@ -112,7 +111,7 @@ def captured_inputs(device: torch.device, seed: int) -> NamedInputs:
 
 
 def body(results: Mapping[str, torch.Tensor]) -> list[str]:
-    """The section below its head; results: of each input as `lost` gives them, of all seeds or layers together."""
+    """The page below its head; results: of each input as `lost` gives them, of all seeds or layers together."""
     header = [f"{bound:g}: {what}" for _, bound in _BOUNDED for what in ("mean", "worst", "blocks")]
     means = torch.stack([of_bounds[:, 0].mean(dim=1) for of_bounds in results.values()])  # (inputs, bounds)
     worst = torch.stack([of_bounds[:, 0].amax(dim=1) for of_bounds in results.values()])
@@ -144,7 +143,7 @@ def _marked(error: torch.Tensor, most: float) -> str:
 
 def main(arguments: list[str]) -> int:
     """Run the command."""
-    parser = parser_of("sparse-rows", __doc__, f"the section “{_TITLE}” of {_PAGE}.md")
+    parser = parser_of("sparse-rows", __doc__, "sparse-rows.md")
     add_device(parser)
     parser.add_argument("--seed", type=int, default=0, help="of the inputs and the sampled rows (default: 0)")
     options = parser.parse_args(arguments)
@@ -155,13 +154,12 @@ def main(arguments: list[str]) -> int:
             print(name, file=sys.stderr, flush=True)
             results[name].append(lost(inputs, seed + number).cpu())
     lines = page_head(
-        _TITLE,
+        "Errors of sparse attention over all rows",
         device,
         settings="blocks as `sparse` chooses them, attention in float32",
         command=f"python -m lab sparse-rows --seed {seed} --results docs/results",
-        part="section",
     )
     lines += body({name: torch.cat(figures, dim=2) for name, figures in results.items()})
-    write_section(lines, _PAGE, options.results)
+    write(lines, "sparse-rows", options.results)
     show(lines)
     return 0

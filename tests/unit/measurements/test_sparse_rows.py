@@ -1,9 +1,8 @@
-"""Errors over all rows of sparse calls: what is computed, which calls are captured, and the section."""
+"""Errors over all rows of sparse calls: what is computed, which calls are captured, and the page."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from comfy_sage2.sparsity.call_blocks import call_blocks
 from comfy_sage2.sparsity.errors import Inputs
 from comfy_sage2.sparsity.packed_blocks import Blocks
 from lab.measurements.sparse_rows import body, lost, output
-from lab.result_page import write_section
 
 
 def random_inputs() -> Inputs:
@@ -54,12 +52,3 @@ def test_figures_above_the_limits_are_bold() -> None:
     assert within == "| within |" + " 1.25 | 1.50 | 60%, 1 tails |" * 3
     assert above == "| above |" + " **1.88** | **2.25** | 90%, 1 tails |" * 3
     assert "largest are 1.88 and 2.25" in text and "6 of 12 figures of 2 inputs" in text
-
-
-def test_a_section_replaces_the_older(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# Page\n\n## One\n\nold\n\n## Two\n\nkept\n", encoding="utf-8")
-    write_section(["## One", "", "new"], "page", tmp_path)
-    assert page.read_text(encoding="utf-8") == "# Page\n\n## Two\n\nkept\n\n## One\n\nnew\n"
-    write_section(["## One", "", "newer"], "page", tmp_path)
-    assert page.read_text(encoding="utf-8") == "# Page\n\n## Two\n\nkept\n\n## One\n\nnewer\n"

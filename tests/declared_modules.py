@@ -13,8 +13,8 @@ def declared_module(architecture: str) -> SimpleNamespace:
     declared = kernel_table.read(architecture)
     return SimpleNamespace(
         architecture=architecture,
-        version=f"{loader.ABI_VERSIONS[-1]}.0.0",
-        abi_version=loader.ABI_VERSIONS[-1],
+        version=f"{loader.ABI_VERSION}.0.0",
+        abi_version=loader.ABI_VERSION,
         modes=declared.modes,
         pv_formats=declared.pv_formats,
         pv_accumulators=declared.pv_accumulators,

@@ -97,14 +97,11 @@ class Backend(ABC):
     accelerated: bool  # faster than plain attention: a candidate when the caller names no backend
     constraints: tuple[Constraint, ...] = ()
     is_peer: bool = False  # another package's attention: the mode and its options do not say how it quantizes
+    takes_rotated_heads: bool = False  # and gives those of a call (`OptionalTensors.rotated_heads`)
 
     def is_for(self, mode: str) -> bool:
         """Whether this backend handles `mode`. If not, explanations leave it out."""
         return True
-
-    def takes_rotated_heads(self) -> bool:
-        """Whether it takes and gives the rotated heads of a call (`OptionalTensors.rotated_heads`)."""
-        return False
 
     def least_skipped(self, mode: str) -> float:
         """The share of skipped blocks above which a call with block lists is faster than a dense one in `mode`."""
@@ -117,7 +114,7 @@ class Backend(ABC):
     def reason_against(self, signature: CallSignature) -> str | None:
         """The first reason why this backend cannot run `signature`, or None; kernels are loaded last."""
         reason = self.reason_of_constraints(signature) or self.availability()
-        if reason is None and signature.rotated_heads is not None and not self.takes_rotated_heads():
+        if reason is None and signature.rotated_heads is not None and not self.takes_rotated_heads:
             reason = NO_ROTATED_HEADS
         return reason
 

@@ -92,9 +92,7 @@ class KernelCall(BoundCall):
         kept = tuple(tensor if name in reads else None for name, tensor in zip("qkv", (q, k, v), strict=True))
         return Prequantized(self, launches, kept, optional, lse, workspace)
 
-    def begin_slices(self, optional: OptionalTensors) -> Slices | str:
-        if not hasattr(self._module, "slice_multiple"):
-            return "[SA-324] these kernels are older than 6.0.0, which quantize in slices"
+    def begin_slices(self, optional: OptionalTensors) -> Slices:
         return KernelSlices(self, optional)
 
     @property

@@ -31,6 +31,7 @@ class KernelBackend(Backend):
     """The kernel module of one architecture, with block masks; mode "precise" takes no fp32."""
 
     accelerated = True
+    takes_rotated_heads = True
 
     def __init__(
         self,
@@ -50,10 +51,6 @@ class KernelBackend(Backend):
         """Each mode of the module with what it has for P V; KernelUnavailable without a module."""
         module = loader.load(self.name)
         return _variants(tuple(module.modes), tuple(module.pv_formats), tuple(module.pv_accumulators))
-
-    def takes_rotated_heads(self) -> bool:
-        """As `Backend.takes_rotated_heads`; KernelUnavailable without a module."""
-        return bool(getattr(loader.load(self.name), "rotates_as_given", False))
 
     def least_skipped(self, mode: str) -> float:
         return self._least_skipped[mode]

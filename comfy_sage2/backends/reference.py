@@ -36,10 +36,8 @@ class ReferenceBackend(Backend):
 
     name = "reference"
     accelerated = False
+    takes_rotated_heads = True
     constraints: tuple[Constraint, ...] = (_product,)
-
-    def takes_rotated_heads(self) -> bool:
-        return True
 
     def settled(self, signature: CallSignature) -> CallSignature:
         """With the accumulators of the GPU, where its kernels would have them for the format."""

@@ -23,9 +23,7 @@ from .place import cache_folders, place, remove_others
 
 __all__ = ["KernelUnavailable", "bundled_wheels", "describe", "fingerprint", "ignored", "load", "reason_unavailable"]
 
-# kAbiVersion of csrc/attention_call.h, the major number of csrc/VERSION; and that of the wheels, which may be older.
-ABI_VERSIONS = (5, 6)
-NEEDED = " or ".join(f"ABI {number}" for number in ABI_VERSIONS)
+ABI_VERSION = 6  # kAbiVersion of csrc/attention_call.h, the major number of csrc/VERSION
 
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
@@ -62,7 +60,7 @@ def _reason_against(module: ModuleType, architecture: str) -> str | None:
     if getattr(module, "architecture", None) != architecture:
         return f"it is not a module of {architecture} kernels"
     abi = getattr(module, "abi_version", "unknown")
-    return None if abi in ABI_VERSIONS else f"its ABI is {abi}, this comfy_sage2 needs {NEEDED}"
+    return None if abi == ABI_VERSION else f"its ABI is {abi}, this comfy_sage2 needs ABI {ABI_VERSION}"
 
 
 def _import(architecture: str) -> Any:
@@ -131,7 +129,7 @@ def _assembled(architecture: str) -> ModuleType:
 def _how_well_they_fit(pair: tuple[BundledWheel, BundledWheel]) -> tuple[bool, bool, tuple[int, ...]]:
     """More for wheels of one version, for a version that this library can call, and for a newer one."""
     images, host = pair
-    return images.version == host.version, images.version[0] in ABI_VERSIONS, images.version
+    return images.version == host.version, images.version[0] == ABI_VERSION, images.version
 
 
 @cache

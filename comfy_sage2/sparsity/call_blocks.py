@@ -12,7 +12,6 @@ from ..call.tensors import OptionalTensors
 from ..dispatch.operators import run
 from ..dispatch.plan import CallPlan, Refusal, listed_plan
 from ..system.readback import constant
-from . import row_kernels
 from .packed_blocks import Blocks
 
 
@@ -40,7 +39,7 @@ def call_blocks(blocks: Blocks, lists: torch.Tensor | None = None) -> CallBlocks
 
 
 def _lists(blocks: Blocks) -> torch.Tensor:
-    module = row_kernels.with_kernels(block_kernels.module_for(blocks.bits.device))
+    module = block_kernels.module_for(blocks.bits.device)
     if module is None:
         return BlockMask.from_dense(blocks.active()).lists
     return block_kernels.lists_of_bits(module, blocks.bits)

@@ -32,17 +32,15 @@ LEVELS = {
 
 LEAST_BLOCKS = 64  # of a call's keys: shorter calls stay dense
 LEAST_HEADS = 40  # in all entries of a batch: with fewer of them longer calls do
-_WITHOUT_KERNELS = 2  # as many blocks, where a kernel module has none for the choice
 LEAST_BLOCKS_WITH_TAIL = 192  # of a call by a bound: in shorter ones a tail costs more than it saves
 
 
-def least_blocks(heads: int, has_kernels: bool) -> int:
+def least_blocks(heads: int) -> int:
     """The blocks of keys below which a choice by measured errors takes longer than the call saves, in two steps.
 
     It takes launches, and a number of rows that falls as calls grow; what it saves grows with heads and length squared.
     """
-    blocks = math.ceil(LEAST_BLOCKS * math.sqrt(max(LEAST_HEADS / heads, 1.0)))
-    return blocks if has_kernels else _WITHOUT_KERNELS * blocks
+    return math.ceil(LEAST_BLOCKS * math.sqrt(max(LEAST_HEADS / heads, 1.0)))
 
 
 def tail_cost(length: int) -> float:

@@ -32,14 +32,9 @@ _OUTPUT_BYTES = 160 << 20  # of rows from each block, at once
 _ALIGNMENT = 256  # of what kernels write, in bytes
 
 
-def with_kernels(module: ModuleType | None) -> ModuleType | None:
-    """The module if it has the kernels of a choice: modules before 6.0.0 have none."""
-    return module if hasattr(module, "row_errors") else None
-
-
 def module_for(inputs: Inputs) -> ModuleType | None:
     """The kernel module that measures rows of these inputs, if there is one."""
-    module = with_kernels(block_kernels.module_for(inputs.q.device))
+    module = block_kernels.module_for(inputs.q.device)
     if module is None or inputs.bias is not None or blocks_of(inputs.k.shape[2]) > _MOST_BLOCKS:
         return None
     return module if all(block_kernels.reads_by_flash(x) for x in inputs[:3]) else None
@@ -49,8 +44,7 @@ def least_blocks(q: torch.Tensor) -> int:
     """`levels.least_blocks` for q (B, Hq, N, D); on the CPU nothing is launched."""
     if q.device.type != "cuda":
         return levels.LEAST_BLOCKS
-    has_kernels = with_kernels(block_kernels.module_for(q.device)) is not None
-    return levels.least_blocks(q.shape[0] * q.shape[1], has_kernels)
+    return levels.least_blocks(q.shape[0] * q.shape[1])
 
 
 def choose(

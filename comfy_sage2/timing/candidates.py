@@ -64,7 +64,7 @@ def calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor 
     given = optional._replace(rotated_heads=rotated_heads.contiguous())
     for candidate, planned in _plans(_backends(), q, k, v, optional):
         runs[candidate] = partial(planned.run, q, k, v, optional)
-        if candidate.rotate and planned.backend.takes_rotated_heads():  # as in all calls of a layer but a few
+        if candidate.rotate and planned.backend.takes_rotated_heads:  # as in all calls of a layer but a few
             options = replace(planned.options, rotate=GIVEN)
             spared = plan(CallSignature.of(q, k, v, options, given, Routing(planned.backend.name)))
             if isinstance(spared, CallPlan):

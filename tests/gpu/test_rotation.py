@@ -19,7 +19,7 @@ from comfy_sage2.quantize.smoothing import SAMPLED_TOKENS, smooth_blocks, smooth
 from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.reference.preparation import prepare
 
-from .builds import backend, bound, each_mode, exact, groups_of, random_qkv, relative_l1, run
+from .builds import bound, each_mode, exact, groups_of, random_qkv, relative_l1, run
 
 pytestmark = pytest.mark.gpu
 
@@ -178,11 +178,6 @@ def test_auto_rotates_the_heads_that_gain(
                 assert chosen == ("on" if gains[batch, head // 2] else "off"), (batch, head)
 
 
-def _takes_rotated_heads(name: str) -> None:
-    if not backend(name).takes_rotated_heads():
-        pytest.skip("these kernels neither take nor give the rotated heads")
-
-
 @each_mode
 @pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
 @pytest.mark.parametrize("lengths", [(300, 200), (700, 1900), (130, 5000)], ids=str)
@@ -191,7 +186,6 @@ def test_rotated_heads_are_given_back_and_taken(
     name: str, mode: str, head_dim: int, lengths: tuple[int, int], kind: str, fresh_seed: int
 ) -> None:
     """Bit by bit: with what "auto" chose the output is that of "auto"; each head has that of "on", or of "off"."""
-    _takes_rotated_heads(name)
     q, k, v = _heads_of_all_kinds(head_dim, *lengths, torch.bfloat16 if head_dim == 64 else torch.float16)
     call: dict[str, Any] = {"mode": mode, "return_lse": kind == "lse", "is_causal": kind == "causal"}
     if kind == "padding":
@@ -219,7 +213,6 @@ def test_rotated_heads_are_given_back_and_taken(
 def test_parts_and_phases_get_their_rotated_heads(
     name: str, mode: str, kv_length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _takes_rotated_heads(name)
     q, k, v = _heads_of_all_kinds(128, 300, kv_length, torch.float16)
     flags = torch.tensor([[0, 1, 1, 0], [1, 0, 1, 1]], dtype=torch.int32, device="cuda")
     optional = OptionalTensors(rotated_heads=flags)

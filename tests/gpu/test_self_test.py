@@ -14,9 +14,8 @@ import torch
 from comfy_sage2.backends import self_test, self_test_calls
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.kernels import loader
-from comfy_sage2.options import GIVEN
 
-from .builds import backend, module_of
+from .builds import backend
 
 pytestmark = pytest.mark.gpu
 
@@ -31,8 +30,7 @@ def test_a_right_module_passes(name: str) -> None:
     result = self_test.test_now(name, torch.cuda.current_device(), variants)
     assert result.reason is None
     in_precise = sum(variant.mode == "precise" for variant in variants)
-    takes_heads = getattr(module_of(name), "rotates_as_given", False)  # from 6.0.0 on
-    cases = [case for case in self_test_calls.CASES if takes_heads or case.options.rotate != GIVEN]
+    cases = self_test_calls.CASES
     of_float32 = sum(case.dtype == torch.float32 for case in cases)
     assert result.calls == len(cases) * len(variants) - in_precise * of_float32
     started = time.perf_counter()

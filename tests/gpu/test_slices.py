@@ -19,7 +19,6 @@ from .builds import (
     bound,
     each_family,
     exact,
-    module_of,
     numerics,
     options_of,
     relative_l1,
@@ -29,12 +28,6 @@ pytestmark = pytest.mark.gpu
 
 SLICE, TOKENS = 4096, 9000
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def with_slices(name: str) -> None:
-    if not hasattr(module_of(name), "slice_multiple"):
-        pytest.skip("modules older than 6.0.0 quantize in one piece")
 
 
 def choices_of(name: str, **further: Any) -> dict[str, Any]:

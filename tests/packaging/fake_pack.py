@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from comfy_sage2.kernels.bundled import HOST
-from comfy_sage2.kernels.loader import ABI_VERSIONS
+from comfy_sage2.kernels.loader import ABI_VERSION
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ABI = ABI_VERSIONS[-1]
+ABI = ABI_VERSION
 # Not a real module: importing it fails.
 EXTENSION = b"not an extension module\n" * 4096
 OWN_MODULE = f"_C{importlib.machinery.EXTENSION_SUFFIXES[0]}"

@@ -10,14 +10,14 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from comfy_sage2.kernels.loader import ABI_VERSIONS
+from comfy_sage2.kernels.loader import ABI_VERSION
 
 NATIVE = Path(__file__).resolve().parent / "native"
 CANNOT_COMPILE = shutil.which("gcc") is None or sys.platform != "linux"
 
 
 @cache
-def native_module(version: str, abi: int = ABI_VERSIONS[-1]) -> bytes:
+def native_module(version: str, abi: int = ABI_VERSION) -> bytes:
     """A compiled module that the loader can import."""
     defines = [f'-DVERSION="{version}"', '-DARCHITECTURE="sm90"', f"-DABI={abi}"]
     command = ["gcc", "-shared", "-fPIC", *defines, "-I", sysconfig.get_path("include"), str(NATIVE / "module.c")]

@@ -58,7 +58,7 @@ class Dispatcher:
         skips = settings.sparse != SPARSE_OFF
         self.sparsity = BlockSparsity(settings.sparse, settings.dense_percent) if skips else None
         serves = None if expected.backend is None else registry.get(expected.backend)
-        keeps = settings.rotate == AUTO and serves is not None and serves.takes_rotated_heads()
+        keeps = settings.rotate == AUTO and serves is not None and serves.takes_rotated_heads
         self.rotations = Rotations() if keeps else None
         self.device = device
         backend = None if settings.backend == AUTO else settings.backend

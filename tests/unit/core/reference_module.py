@@ -71,7 +71,6 @@ class ReferenceModule:
 
     architecture, target = "sm90", "cpu"
     bytes_a_head = 64  # of k, of scratch memory
-    rotates_as_given = True
     attention_reads: tuple[str, ...] = ()
 
     def __init__(self) -> None:

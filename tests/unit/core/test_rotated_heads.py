@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from declared_modules import declared_module
-from pretended_gpu import on_gpu
 from recorder import STREAM, Recorder, kernel_call
 from reference_module import ReferenceModule
 
 from comfy_sage2 import attention
 from comfy_sage2.attention import explain
-from comfy_sage2.backends import launches, self_test
+from comfy_sage2.backends import launches
+from comfy_sage2.backends.base import Backend
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.call.signature import CallSignature, TensorForm
 from comfy_sage2.call.tensors import OptionalTensors
+from comfy_sage2.dispatch import registry
 from comfy_sage2.dispatch.plan import CallPlan, plan, rotated_plan
-from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 
 
@@ -121,23 +120,21 @@ def test_a_mode_without_quantization_takes_none() -> None:
         attention(q, k, v, mode="exact", rotate="given", rotated_heads=given)
 
 
-@pytest.mark.parametrize("takes", [False, True])
-@pytest.mark.parametrize("rotate", ["auto", "given"])
-def test_older_kernels_refuse_them(takes: bool, rotate: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(architecture: str) -> Any:
-        module = declared_module(architecture)
-        module.rotates_as_given = takes
-        return module
+class Another(Backend):
+    def bind(self, signature: CallSignature) -> Any:
+        raise NotImplementedError
 
-    monkeypatch.setattr(loader, "load", load)
-    monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
-    monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)
-    signature = on_gpu((9, 0), AttentionOptions(rotate=rotate))
+
+@pytest.mark.parametrize("rotate", ["auto", "given"])
+def test_other_attentions_refuse_them(rotate: str) -> None:
+    q, k, v = loud_heads()
+    signature = CallSignature.of(q, k, v, AttentionOptions(rotate=rotate))
     shape = torch.Size((signature.batch, signature.kv_heads))
     signature = signature._replace(rotated_heads=TensorForm.contiguous(shape, torch.int32, signature.device))
-    reason = KERNELS[0].reason_against(signature)
-    assert (reason is None) == takes
-    assert reason is None or reason.startswith("[SA-214]")
+    reason = Another().reason_against(signature)
+    assert reason is not None and reason.startswith("[SA-214]")
+    assert registry.get("reference").reason_against(signature) is None
+    assert all(kernel.takes_rotated_heads for kernel in KERNELS)
 
 
 @pytest.mark.parametrize(("rotate", "field"), [("auto", "rotate_by_head"), ("given", "rotate_as_given")])

@@ -179,9 +179,3 @@ def test_nothing_of_a_slice_is_kept() -> None:
         slices.add(*own)
         del own
         assert [tensor() for tensor in alive] == [None] * 3
-
-
-def test_older_modules_take_no_slices() -> None:
-    q, k, v = torch.randn(3, 1, 2, 600, 64).half().unbind()
-    reason = kernel_call(ReferenceModule(), q, k, v).begin_slices(OptionalTensors())
-    assert isinstance(reason, str) and reason.startswith("[SA-324] these kernels are older than 6.0.0")

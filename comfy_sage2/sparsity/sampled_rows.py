@@ -102,9 +102,8 @@ def sampled_rows(q: torch.Tensor, sample: int, always: tuple[TokenRange, ...] = 
     if unlike == 0:
         return SampledRows(spread, 0)
     looked_at = (pools[..., None] + torch.arange(POOL_TOKENS, device=q.device)).flatten(1)
-    pooled = q.index_select(2, looked_at.flatten()).unflatten(2, (-1, POOL_TOKENS))
-    pooled.sub_(pooled.mean(dim=3, keepdim=True))
-    distances = torch.linalg.vector_norm(pooled, dim=4, dtype=torch.float32)
+    pooled = q.index_select(2, looked_at.flatten()).unflatten(2, (-1, POOL_TOKENS)).float()
+    distances = torch.linalg.vector_norm(pooled - pooled.mean(dim=3, keepdim=True), dim=4)
     most = distances.view(batch, heads, unlike, -1).argmax(dim=3, keepdim=True)
     found = looked_at.expand(batch, heads, -1, -1).gather(3, most)[..., 0]
     return SampledRows(torch.cat((spread, found), dim=2), unlike)

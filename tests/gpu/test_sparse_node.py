@@ -25,7 +25,6 @@ HEADS, HEAD_DIM, BLOCKS, STEPS = 4, 128, 64, 5
 @pytest.fixture(autouse=True)
 def few_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(levels, "LEAST_HEADS", 1)
-    monkeypatch.setattr(levels, "_WITHOUT_KERNELS", 1)
 
 
 def focused() -> list[torch.Tensor]:

@@ -159,7 +159,7 @@ SHORT_STEPS = (
         "Stable Diffusion 1.5, 512 x 512", "SD15",
         DeclaredModel(_SD15, ((1, 4, 64, 64),), (77, 768)),
         DeclaredModel({**_SD15, "model_channels": 64}, ((1, 4, 8, 8),), (77, 768)),
-        _SPATIAL, _DEFAULTS, stated=True, steps=8, cfg=7.0,
+        _SPATIAL, _DEFAULTS, stated=True, steps=4, cfg=7.0,
     ),
     Family(
         "Stable Diffusion XL, 1024 x 1024", "SDXL",
@@ -169,14 +169,14 @@ SHORT_STEPS = (
              "transformer_depth_output": [0, 0, 0, 1, 1, 1, 1, 1, 1]},
             ((1, 4, 8, 8),), (77, 2048), more={"pooled_output": (1, 1280)},
         ),
-        _SPATIAL, _DEFAULTS, stated=True, steps=8, cfg=7.0,
+        _SPATIAL, _DEFAULTS, stated=True, steps=4, cfg=7.0,
     ),
     *(
         Family(
             f"Z-Image, {8 * side} x {8 * side}", "ZImage",
             DeclaredModel({**_Z_IMAGE, "n_layers": 30}, ((1, 16, side, side),), (128, 2560)),
             DeclaredModel(_Z_IMAGE_TINY, ((1, 16, 16, 16),), (40, 2560)),
-            "one joint call a block", _DEFAULTS, steps=8,
+            "one joint call a block", _DEFAULTS, steps=4,
         )
         for side in (64, 128)
     ),
@@ -185,7 +185,7 @@ SHORT_STEPS = (
             f"Wan 2.1 1.3B, {side * side // 4} tokens", "WAN21_T2V",
             DeclaredModel(_WAN_SMALL, ((1, 16, 1, side, side),), (512, 4096)),
             DeclaredModel(_WAN_TINY, ((1, 16, 1, 16, 16),), (64, 4096)),
-            "self and cross a block", _DEFAULTS, steps=8,
+            "self and cross a block", _DEFAULTS, steps=4,
         )
         for side in (64, 128)
     ),

@@ -157,7 +157,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--short", action="store_true", help="time models whose steps are many short calls instead")
     parser.add_argument("--peers", action="store_true", help="also time the attentions of other packages")
-    parser.add_argument("--rounds", type=at_least_1, help="of timing (default: 3, of short steps 5)")
+    parser.add_argument("--rounds", type=at_least_1, help="of timing (default: 3, of short steps 20)")
     parser.add_argument(
         "--time", choices=("real", "tiny", "none"), help="shapes (default: real on a GPU, none without)"
     )
@@ -165,7 +165,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
     options.modes = options.modes or list(_SHORT_MODES if options.short else _MODES)
-    options.rounds = options.rounds or (5 if options.short else 3)
+    options.rounds = options.rounds or (20 if options.short else 3)
     known = SHORT_STEPS if options.short else FAMILIES
     options.families = [family for family in known if options.only.lower() in family.name.lower()]
     if not options.families:

@@ -110,17 +110,15 @@ class Launches:
             RuntimeError: a failure of the driver.
         """
         mask, lists, nonfinite, invalid, rotated = map(_address, optional)
-        stream = current_stream(workspace.device)
-        q, k, v = qkv
-        operands: tuple[int, ...]
-        operands = q, k, v, _address(out), workspace.data_ptr(), stream, _address(lse), nonfinite, mask, lists, invalid
-        if rotated:  # else left out, for modules that have no such operand
-            operands = *operands, rotated
+        operands = (
+            *qkv, _address(out), workspace.data_ptr(), current_stream(workspace.device), _address(lse), nonfinite,
+            mask, lists, invalid, rotated,
+        )  # fmt: skip
         if len(self.parts) == 1:
             self.parts[0].plan.run(*operands, phase=phase)
             return
         for plan, offsets in self.parts:
-            plan.run(*(start and start + offset for start, offset in zip(operands, offsets, strict=False)), phase=phase)
+            plan.run(*(start and start + offset for start, offset in zip(operands, offsets, strict=True)), phase=phase)
 
 
 def has_room(device: torch.device, size: int) -> bool:

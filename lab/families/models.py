@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from .declared import DeclaredModel, Family
 from .newer import is_stand_in, model_config
+from .turns import Turns
 
 TINY_STEPS = 2
 
@@ -111,19 +112,27 @@ def conditioning(family: Family, shape: DeclaredModel) -> list[Any]:
     return [[torch.randn(1, tokens, channels, generator=generator), options]]
 
 
-def sample(patcher: Any, family: Family, shape: DeclaredModel, steps: int) -> tuple[torch.Tensor, list[float]]:
-    """Sample (Euler): the final latents, all streams in one row; the seconds of all steps but the first."""
+def sample(
+    patcher: Any, family: Family, shape: DeclaredModel, steps: int, after_step: Callable[[], object] = bool
+) -> tuple[torch.Tensor, list[float]]:
+    """Sample (Euler): the final latents, all streams in one row; the seconds of all steps but the first.
+
+    after_step: called between two steps and not timed.
+    """
     import comfy.sample
 
     empty = latent(shape)
     text = conditioning(family, shape)
     device = patcher.load_device
+    begins: list[float] = []
     ends: list[float] = []
 
     def step_ended(*_: Any) -> None:
         if device.type == "cuda":
             torch.cuda.synchronize()
         ends.append(time.perf_counter())
+        after_step()
+        begins.append(time.perf_counter())
 
     done = comfy.sample.sample(
         patcher, comfy.sample.prepare_noise(empty, 0), steps, family.cfg, "euler", "simple", text, text, empty,
@@ -131,7 +140,7 @@ def sample(patcher: Any, family: Family, shape: DeclaredModel, steps: int) -> tu
     )  # fmt: skip
     streams = done.unbind() if getattr(done, "is_nested", False) else [done]
     flat = torch.cat([stream.float().flatten().cpu() for stream in streams])
-    return flat, [end - begin for begin, end in pairwise(ends)]
+    return flat, [end - begin for begin, end in zip(begins, ends[1:], strict=False)]
 
 
 def seconds_in_rounds(
@@ -146,4 +155,36 @@ def seconds_in_rounds(
     for _ in range(rounds):
         for name in drawn.sample(list(candidates), len(candidates)):
             seconds[name] += sample(candidates[name], family, shape, family.steps + 1)[1]
+    return seconds
+
+
+def seconds_by_turns(
+    candidates: Mapping[str, Any], family: Family, shape: DeclaredModel, rounds: int, seed: int = 0
+) -> dict[str, list[float]]:
+    """As `seconds_in_rounds`, where the samplings of a round run side by side and take turns step by step.
+
+    Each step has steps of the others just before and behind it: the host may be slower for seconds at a time.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    drawn = random.Random(seed)
+
+    def run(turns: Turns, name: str) -> None:
+        def give_and_wait() -> None:
+            turns.give()
+            turns.wait(name)
+
+        turns.wait(name)
+        try:
+            with torch.inference_mode():  # each thread has its own
+                seconds[name] += sample(candidates[name], family, shape, family.steps + 1, give_and_wait)[1]
+        finally:
+            turns.leave(name)
+
+    with ThreadPoolExecutor(len(candidates)) as pool:
+        for _ in range(rounds):
+            turns = Turns(candidates, drawn)
+            running = [pool.submit(run, turns, name) for name in candidates]
+            turns.give()
+            for sampling in running:
+                sampling.result()
     return seconds

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 from ..result_page import table
@@ -13,13 +13,7 @@ from .declared import Family
 from .models import TINY_STEPS
 
 DEFAULT, NOTHING = "ComfyUI's default", "no attention"
-Typical = Callable[[Sequence[float]], float]
 _NOT_RUN = "not run"
-
-
-def lower_quartile(values: Sequence[float]) -> float:
-    """Of steps that the host sets the pace of: what else the machine does only makes them longer."""
-    return quantiles(values, n=4, method="inclusive")[0]
 
 
 @dataclass(frozen=True)
@@ -49,6 +43,14 @@ class TimedSteps:
     seconds: dict[str, list[float]]
     served: str
     peak_gib: float
+    in_pairs: bool = False  # the steps of all candidates with the same number were made one right after the other
+
+    def times_as_fast(self, name: str) -> float:
+        """A candidate's speed, where that of ComfyUI's default is 1."""
+        default, seconds = self.seconds[DEFAULT], self.seconds[name]
+        if self.in_pairs:
+            return median(before / now for before, now in zip(default, seconds, strict=True))
+        return median(default) / median(seconds)
 
 
 @dataclass
@@ -80,7 +82,7 @@ class FamilyRow:
             "; ".join(left) or "nothing", family.advice, f"{served.cosine:.6f}", f"{served.share:.1%}",
         ]  # fmt: skip
 
-    def timed_cells(self, names: Sequence[str], modes: Sequence[str], typical: Typical) -> list[str]:
+    def timed_cells(self, names: Sequence[str], modes: Sequence[str]) -> list[str]:
         """Its row of the second table: seconds of the candidates `names`, how much faster `modes` are."""
         family, timed = self.family, self.timed
         latents = " and ".join(" x ".join(map(str, sizes[1:])) for sizes in family.real.latents)
@@ -92,23 +94,23 @@ class FamilyRow:
             values = timed.seconds.get(name)
             if values is None:
                 return _NOT_RUN
-            return f"{typical(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+            return f"{median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
-        default = typical(timed.seconds[DEFAULT])
-        faster = [f"{default / typical(timed.seconds[mode]):.2f}" for mode in modes]
+        faster = [f"{timed.times_as_fast(mode):.2f}" for mode in modes]
         cells = [str(timed.tokens), *map(seconds, names), *faster, timed.served, f"{timed.peak_gib:.1f}"]
         return [*begin, *cells]
 
 
-def body(rows: Sequence[FamilyRow], modes: Sequence[str], *, is_gpu: bool, short: bool) -> list[str]:
-    """The page below its head. short: of models whose steps are many short calls."""
-    typical, what = (lower_quartile, "lower quartile") if short else (median, "median")
+def body(rows: Sequence[FamilyRow], modes: Sequence[str], *, is_gpu: bool) -> list[str]:
+    """The page below its head."""
+    in_pairs = any(row.timed is not None and row.timed.in_pairs for row in rows)
     named = dict.fromkeys([DEFAULT, *modes])
     for row in rows:
         named |= dict.fromkeys(row.timed.seconds if row.timed is not None else ())
     names = [*(name for name in named if name != NOTHING), NOTHING]
     about_steps = (
-        f"bf16, random weights: {what} (least to most) over all steps of the rounds, in which candidates take turns. "
+        f"bf16, random weights: median (least to most) over all steps of the rounds, in which candidates take turns"
+        f"{' step by step; *times as fast* is the median of their ratios, step by step' if in_pairs else ''}. "
         "The node has its defaults but for the mode, so it leaves to exact attention what is faster there; with "
         "*sparse* every timed step is sparse. Calls are those of one step."
         if is_gpu
@@ -141,7 +143,7 @@ def body(rows: Sequence[FamilyRow], modes: Sequence[str], *, is_gpu: bool, short
         *table(
             ["model family", "layers", "latents", "tokens of the longest call", *names,
              *(f"{mode}: times as fast" for mode in modes), f"calls in {modes[0]}", "peak GiB"],
-            (row.timed_cells(names, modes, typical) for row in rows),
+            (row.timed_cells(names, modes) for row in rows),
         ),
         *(["", "## What failed", "", *failed] if failed else []),
     ]  # fmt: skip

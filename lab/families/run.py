@@ -37,7 +37,7 @@ from ..result_page import page_head, show, write
 from .attentions import ALL_PEERS, attention_for_nothing, peers, with_override
 from .calls import counted
 from .declared import FAMILIES, SHORT_STEPS, DeclaredModel, Family
-from .models import TINY_STEPS, load, sample, seconds_in_rounds, unlike_detected
+from .models import TINY_STEPS, load, sample, seconds_by_turns, seconds_in_rounds, unlike_detected
 from .page import DEFAULT, NOTHING, FamilyRow, Served, TimedSteps, body
 
 _MODES = ("auto", "8b", "precise", "8b sparse medium")
@@ -116,11 +116,13 @@ def time_steps(
         with counted() as calls:
             for candidate in candidates.values():
                 sample(candidate, family, shape, 1)
-        seconds = seconds_in_rounds(candidates, family, shape, rounds)
+        in_pairs = family in SHORT_STEPS
+        timed = seconds_by_turns if in_pairs else seconds_in_rounds
+        seconds = timed(candidates, family, shape, rounds)
     shares = sampling.sessions_of(nodes[modes[0]])[-1].record.summary().shares
     served = "; ".join(f"{share.calls // (family.steps + 1)} {share.decision.label}" for share in shares)
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if is_gpu else 0.0
-    return TimedSteps(calls.longest, seconds, served, peak)
+    return TimedSteps(calls.longest, seconds, served, peak, in_pairs)
 
 
 def clear() -> None:
@@ -208,7 +210,7 @@ def main(arguments: list[str]) -> int:
         clear()
         print(f"{family.name}: {row.failed or 'done'}", file=sys.stderr, flush=True)
         # After each family, so that an interrupted run keeps what it measured.
-        lines = [*head, *body(rows, options.modes, is_gpu=is_gpu, short=options.short)]
+        lines = [*head, *body(rows, options.modes, is_gpu=is_gpu)]
         if options.results is not None:
             write(lines, options.page, options.results)
         if options.json is not None:

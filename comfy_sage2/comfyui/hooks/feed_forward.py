@@ -17,7 +17,7 @@ import torch
 
 from ..session import model_passes
 from ..session.session import Session
-from . import slices
+from . import forwards, slices
 
 log = logging.getLogger("comfy_sage2")
 
@@ -28,14 +28,9 @@ _FEED_FORWARDS = {"comfy.ldm.minimax.model": "mlp", "comfy.ldm.wan.model": "ffn"
 @contextmanager
 def slicing_without_memory(session: Session, diffusion_model: Any) -> Iterator[None]:
     """Within the block the feed-forward modules of the model work in slices where their whole finds no memory."""
-    modules = [] if session.compiled else list(_feed_forward_modules(diffusion_model))
-    for module in modules:
-        module.__dict__["forward"] = _in_slices(module, session)
-    try:
+    modules = () if session.compiled else _feed_forward_modules(diffusion_model)
+    with forwards.replaced({module: _in_slices(module, session) for module in modules}):
         yield
-    finally:
-        for module in modules:
-            del module.__dict__["forward"]
 
 
 def _feed_forward_modules(model: Any) -> Iterator[Any]:

@@ -20,6 +20,7 @@ from ..adapter import packs
 from ..adapter.attention_call import OVERRIDE, AttentionCall, Fallback, Override
 from ..session import model_passes
 from ..session.session import Session
+from . import forwards
 
 SLICE_TOKENS = 4096
 # Module of a model's class -> the self-attention of its blocks, called with x (N, C) or (B, N, C) and rope (1, N, …).
@@ -36,14 +37,9 @@ class _Taken(Exception):
 @contextmanager
 def slicing(session: Session, diffusion_model: Any) -> Iterator[None]:
     """Within the block the attention modules of the model work in slices where their override's session lets them."""
-    modules = [] if session.compiled else list(_attention_modules(session, diffusion_model))
-    for module in modules:
-        module.forward = _in_slices(module)
-    try:
+    modules = () if session.compiled else _attention_modules(session, diffusion_model)
+    with forwards.replaced({module: _in_slices(module) for module in modules}):
         yield
-    finally:
-        for module in modules:
-            del module.forward
 
 
 def _attention_modules(session: Session, model: Any) -> Iterator[Any]:

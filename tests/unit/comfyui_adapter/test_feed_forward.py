@@ -135,6 +135,24 @@ def test_a_second_node_leaves_them_to_the_first() -> None:
     assert first.sliced_feed_forwards == {TOKENS} and "forward" not in vars(module)
 
 
+def test_a_module_of_two_blocks_is_sliced_once(fresh_seed: int) -> None:
+    module, x = FeedForward(), torch.randn(TOKENS, 24)
+    with torch.no_grad(), slicing_without_memory(session_with(), model_of(module, module)):
+        assert torch.allclose(module(x), module.exact(x), atol=1e-6)
+    assert module.given.count(TOKENS) == 1 and "forward" not in vars(module)
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_another_pack_may_replace_the_function_within_the_block(stays: bool) -> None:
+    module = FeedForward()
+    with slicing_without_memory(session_with(), model_of(module)):
+        replaced(module)
+        theirs = module.forward
+        if not stays:
+            del module.forward
+    assert vars(module).get("forward") is (theirs if stays else None)
+
+
 def test_the_report_says_it(fresh_seed: int) -> None:
     session, module = session_with(), FeedForward()
     x = torch.randn(TOKENS, 24)

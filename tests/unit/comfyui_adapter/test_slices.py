@@ -212,6 +212,13 @@ def test_where_they_cannot_be_the_call_is_whole(options: dict[str, Any], reason:
     assert f"q, k and v of 4 calls were not sliced: [SA-324] {reason}" in report([session])
 
 
+def test_a_module_of_two_blocks_makes_the_slices_of_both() -> None:
+    model, x, session = Model(1), torch.randn(TOKENS, 96), sampling(report=False)
+    model.blocks.append(model.blocks[0])
+    assert close(run_pass(session, model, x), plainly(model, x))
+    assert labels(session) == ["2 reference · 8b · in slices"] and "forward" not in vars(model.blocks[0].attn)
+
+
 def test_two_full_slices_are_slices() -> None:
     model, x, session = Model(), torch.randn(2 * SLICE, 96), sampling(report=False)
     assert close(run_pass(session, model, x), plainly(model, x))

@@ -61,6 +61,14 @@ def test_rows_that_differ_from_their_neighbors_are_found(fresh_seed: int) -> Non
         assert torch.isin(sampled, tokens).sum() == of_head.sum()
 
 
+def test_rows_within_the_rounding_of_q_are_told_apart(fresh_seed: int) -> None:
+    """As kernels do it: both measure the same rows."""
+    q = torch.randn(1, 16, 8192, 8).bfloat16()
+    before = q.clone()
+    assert torch.equal(sampled_rows(q, fresh_seed).tokens, sampled_rows(q.float(), fresh_seed).tokens)
+    assert torch.equal(q, before)
+
+
 def test_no_row_of_dense_blocks_is_sampled(fresh_seed: int) -> None:
     dense = torch.zeros(71, dtype=torch.bool)
     dense[[0, 7, 8, 70]] = True

@@ -91,7 +91,7 @@ def _unpack_images(wheel: Path, architecture: kernel_table.Architecture, package
                 f"{wheel.name} must hold {', '.join(sorted(wanted))}, it holds {', '.join(sorted(images))}"
             )
         if build not in archive.namelist():
-            raise SystemExit(f"{wheel.name} must hold {build}: give a wheel of this architecture, of 5.0.0 or newer")
+            raise SystemExit(f"{wheel.name} must hold {build}: give a wheel of this architecture")
         for name, member in images.items():
             (package / name).write_bytes(archive.read(member))
         (package / kernel_table.BUILD_FILE).write_bytes(archive.read(build))

@@ -1,6 +1,6 @@
 """Compare the machine code of every kernel in two builds of the device images.
 
-    python -m tools.compare_cubins wheels/comfy_sage2_sm90-5.1.0-py3-none-any.whl build/kernels/comfy_sage2_sm90
+    python -m tools.compare_cubins wheels/comfy_sage2_sm90-6.0.0-py3-none-any.whl build/kernels/comfy_sage2_sm90
 
 Either side is an image (.cubin, or packed as .cubin.xz), a wheel, or a folder with images at any depth. Compared are,
 kernel by kernel, the instructions, registers, barriers, stack, shared memory, constants and parameters. Whole files

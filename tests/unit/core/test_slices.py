@@ -110,8 +110,6 @@ def test_other_calls_take_no_slices(choices: dict[str, Any]) -> None:
 class Sliced(ReferenceModule):
     """Its preparations copy what they are given of a slice, and its attention phase computes the whole of that."""
 
-    slice_multiple = 128
-
     def __init__(self) -> None:
         super().__init__()
         self.slices: list[dict[str, Any]] = []

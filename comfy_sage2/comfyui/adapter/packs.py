@@ -36,14 +36,27 @@ def owner_of(function: object) -> str:
 
 
 def replaced_methods(modules: Iterable[torch.nn.Module]) -> list[object]:
-    """The functions that replace methods of the class, such as forward, on one of the modules alone."""
+    """The functions that replace methods of the class, such as forward, on one of the modules alone.
+
+    A method that was put back is none of them, though it stays on the module: so ComfyUI takes patches of objects away.
+    """
     functions: list[object] = []
     for module in modules:
         module_class: Any = type(module)
         own, methods = vars(module), _methods(module_class)
         if not methods.isdisjoint(own):  # mostly it is, and a model has thousands of modules
-            functions += [value for name, value in own.items() if name in methods and callable(value)]
+            functions += [
+                value
+                for name, value in own.items()
+                if name in methods and callable(value) and not _is_own_method(module, name, value)
+            ]
     return functions
+
+
+def _is_own_method(module: torch.nn.Module, name: str, function: object) -> bool:
+    return getattr(function, "__self__", None) is module and (
+        getattr(function, "__func__", None) is getattr(type(module), name, None)
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..adapter import packs
 from ..session import model_passes
 from ..session.session import Session
 from . import forwards, slices
@@ -41,7 +42,7 @@ def _feed_forward_modules(model: Any) -> Iterator[Any]:
     own = source, torch.nn.Sequential.__module__
     for block in model.blocks:
         module = getattr(block, _FEED_FORWARDS[source], None)
-        if module is not None and "forward" not in vars(module) and type(module).forward.__module__ in own:
+        if module is not None and not packs.replaced_methods([module]) and type(module).forward.__module__ in own:
             yield module
 
 

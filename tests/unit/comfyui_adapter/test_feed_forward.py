@@ -73,6 +73,14 @@ def test_without_memory_the_tokens_come_in_slices(shape: tuple[int, ...], fresh_
     assert all("forward" not in vars(module) for module in modules)
 
 
+def test_a_module_whose_method_was_put_back_is_sliced(fresh_seed: int) -> None:
+    module, x = FeedForward(), torch.randn(TOKENS, 24)
+    module.forward = module.forward  # type: ignore[method-assign]
+    with torch.no_grad(), slicing_without_memory(session_with(), model_of(module)):
+        assert torch.allclose(module(x), module.exact(x), atol=1e-6)
+    assert module.given[:2] == [TOKENS, SLICE]
+
+
 def test_with_memory_the_module_has_all_tokens(fresh_seed: int) -> None:
     module, x = FeedForward(largest=TOKENS), torch.randn(TOKENS, 24)
     with slicing_without_memory(session_with(), model_of(module)):

@@ -208,22 +208,25 @@ def test_beside_a_caching_pack_no_pass_is_made_again(monkeypatch: pytest.MonkeyP
     assert guard_of(session).repeated == [] and len(guard_of(session).downgrades) == 1
 
 
+def replace(module: torch.nn.Module, name: str) -> None:
+    method = getattr(module, name)
+    setattr(module, name, lambda *args: method(*args))
+
+
 @pytest.mark.parametrize("hooked", ["forward", "forward_orig", "hook", "pre-hook", "block"])
 def test_a_function_put_on_the_model_is_seen(monkeypatch: pytest.MonkeyPatch, hooked: str) -> None:
     serve_by(monkeypatch, Breaking(1))
     session = node_session(settings(guard=True))
     diffusion = Diffusion(make_override(session))
     cache = Cache(diffusion)
-    if hooked == "forward":
-        diffusion.forward = diffusion.forward  # type: ignore[method-assign]
-    elif hooked == "forward_orig":  # the part of its forward pass that some of ComfyUI's models have
-        diffusion.forward_orig = diffusion.forward_orig  # type: ignore[method-assign]
-    elif hooked == "block":
-        diffusion.block.forward = diffusion.block.forward  # type: ignore[method-assign]
+    if hooked == "block":
+        replace(diffusion.block, "forward")
     elif hooked == "hook":
         diffusion.register_forward_hook(lambda *args: None)
-    else:
+    elif hooked == "pre-hook":
         diffusion.register_forward_pre_hook(lambda *args: None)
+    else:  # forward_orig is the part of its forward pass that some of ComfyUI's models have
+        replace(diffusion, hooked)
     assert sampled_by_comfyui(session, cache, diffusion) == [5.0, 5.0]
     assert guard_of(session).repeated == []
 
@@ -247,15 +250,19 @@ def test_a_compiled_model_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert guard_of(session).repeated == [0]
 
 
-def test_a_cache_that_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packs put their functions into the same model and take them out between samplings."""
+@pytest.mark.parametrize("puts_back", [False, True])
+def test_a_cache_that_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch, puts_back: bool) -> None:
+    """Packs put their functions into the same model and take them out between samplings, or put the method back."""
     serve_by(monkeypatch, Breaking(1, 2 * LAYERS + 1))
     session = node_session(settings(guard=True))
     diffusion = Diffusion(make_override(session))
-    diffusion.forward = diffusion.forward  # type: ignore[method-assign]
+    method = diffusion.forward
+    replace(diffusion, "forward")
     assert sampled_by_comfyui(session, diffusion, diffusion) == [5.0, 5.0]
     assert guard_of(session).repeated == []
     del diffusion.forward
+    if puts_back:
+        diffusion.forward = method  # type: ignore[method-assign]
     assert sampled_by_comfyui(session, diffusion, diffusion) == [6.0, 6.0]
     assert guard_of(session).repeated == [0]
 

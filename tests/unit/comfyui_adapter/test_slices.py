@@ -192,6 +192,13 @@ def test_the_function_of_another_pack_stays(where: str, monkeypatch: pytest.Monk
     assert model.blocks[1].attn.made in ([TOKENS], [])
 
 
+def test_a_method_that_was_put_back_is_no_other_packs() -> None:
+    model, x, session = Model(), torch.randn(TOKENS, 96), sampling(report=False)
+    model.blocks[0].attn.forward = model.blocks[0].attn.forward
+    assert close(run_pass(session, model, x), plainly(model, x))
+    assert labels(session) == ["2 reference · 8b · in slices"] and not session.wholes
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

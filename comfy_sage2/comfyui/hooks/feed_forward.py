@@ -40,7 +40,7 @@ def _feed_forward_modules(model: Any) -> Iterator[Any]:
     if source not in _FEED_FORWARDS:
         return
     own = source, torch.nn.Sequential.__module__
-    for block in model.blocks:
+    for block in slices.blocks_of(model):
         module = getattr(block, _FEED_FORWARDS[source], None)
         if module is not None and not packs.replaced_methods([module]) and type(module).forward.__module__ in own:
             yield module

@@ -25,6 +25,7 @@ from . import forwards
 SLICE_TOKENS = 4096
 # Module of a model's class -> the self-attention of its blocks, called with x (N, C) or (B, N, C) and rope (1, N, …).
 _ATTENTIONS = {"comfy.ldm.minimax.model": "attn", "comfy.ldm.wan.model": "self_attn"}
+_BLOCKS = ("blocks", "vace_blocks")  # of a model; VACE's of Wan have as many tokens as the others
 
 Take = Callable[[AttentionCall], torch.Tensor]
 Part = Callable[[int, Take], torch.Tensor]  # of the slice from this token on
@@ -42,12 +43,17 @@ def slicing(session: Session, diffusion_model: Any) -> Iterator[None]:
         yield
 
 
+def blocks_of(model: Any) -> list[Any]:
+    """The transformer blocks of a model that this module names."""
+    return [block for name in _BLOCKS for block in getattr(model, name, ())]
+
+
 def _attention_modules(session: Session, model: Any) -> Iterator[Any]:
     """Those of the blocks, unless another pack computes them."""
     source = type(model).__module__
     if source not in _ATTENTIONS:
         return
-    blocks = [block for block in model.blocks if hasattr(block, _ATTENTIONS[source])]
+    blocks = [block for block in blocks_of(model) if hasattr(block, _ATTENTIONS[source])]
     modules = [getattr(block, _ATTENTIONS[source]) for block in blocks]
     functions = packs.replaced_methods([*blocks, *modules])
     functions += [function for module in modules if (function := type(module).forward).__module__ != source]

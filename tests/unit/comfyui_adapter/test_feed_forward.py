@@ -73,6 +73,15 @@ def test_without_memory_the_tokens_come_in_slices(shape: tuple[int, ...], fresh_
     assert all("forward" not in vars(module) for module in modules)
 
 
+def test_blocks_of_vace_are_sliced(fresh_seed: int) -> None:
+    module, x, name = FeedForward(), torch.randn(TOKENS, 24), "comfy.ldm.wan.model"
+    FeedForward.forward.__module__ = name  # the fixture puts it back
+    model = model_of(source=name)
+    model.vace_blocks = model_of(module, name="ffn").blocks
+    with torch.no_grad(), slicing_without_memory(session_with(), model):
+        assert torch.allclose(module(x), module.exact(x), atol=1e-6)
+
+
 def test_a_module_whose_method_was_put_back_is_sliced(fresh_seed: int) -> None:
     module, x = FeedForward(), torch.randn(TOKENS, 24)
     module.forward = module.forward  # type: ignore[method-assign]

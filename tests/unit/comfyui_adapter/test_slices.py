@@ -65,6 +65,7 @@ class Model(torch.nn.Module):
     def __init__(self, blocks: int = 2) -> None:
         super().__init__()
         self.blocks: Any = torch.nn.ModuleList()
+        self.vace_blocks: Any = torch.nn.ModuleList()
         for _ in range(blocks):
             block: Any = torch.nn.Module()
             block.attn = Attention()
@@ -87,7 +88,8 @@ def run_pass(session: Session, model: Model, x: torch.Tensor, override: Any = No
     rope = 1.0 + 0.1 * torch.arange(len(x))[None, :, None].cos().expand(1, -1, HEAD_DIM)
 
     def blocks() -> torch.Tensor:
-        return torch.stack([block.attn(x, rope_freqs=rope, transformer_options=options) for block in model.blocks])
+        modules = [block.attn for block in (*model.blocks, *model.vace_blocks)]
+        return torch.stack([module(x, rope_freqs=rope, transformer_options=options) for module in modules])
 
     with torch.no_grad(), hook.slicing(session, model):
         return session.run_pass(model_pass, blocks)
@@ -224,6 +226,14 @@ def test_a_module_of_two_blocks_makes_the_slices_of_both() -> None:
     model.blocks.append(model.blocks[0])
     assert close(run_pass(session, model, x), plainly(model, x))
     assert labels(session) == ["2 reference · 8b · in slices"] and "forward" not in vars(model.blocks[0].attn)
+
+
+def test_blocks_of_vace_make_slices() -> None:
+    model, x, session = Model(), torch.randn(TOKENS, 96), sampling(report=False)
+    expected = plainly(model, x)
+    model.vace_blocks, model.blocks = model.blocks[1:], model.blocks[:1]
+    assert close(run_pass(session, model, x), expected)
+    assert labels(session) == ["2 reference · 8b · in slices"]
 
 
 def test_two_full_slices_are_slices() -> None:

@@ -24,7 +24,7 @@ from .module_plan import WHOLE_CALL, Fields, Views, plan_fields
 # With torch's rounding, the peak is at most 64 MiB above the output, or 1.12 times as much.
 _BOUND, _BOUND_SHARE = 63 << 20, 1 / 9
 # Short calls, of which a part costs the most time, may take more: guidance pairs of pictures are one part then.
-_SHORT_KEYS, _SHORT_BOUND = 8192, 95 << 20
+_SHORT_TOKENS, _SHORT_BOUND = 8192, 95 << 20
 _CORRECTION = 256 << 20  # of smooth Q, in 4b: kDeltaBytes of csrc/common/launch_builder.h
 # What it costs to prepare a part, in keys that a query attends to meanwhile: 20 us on an H200.
 _PART_KEYS = 2048
@@ -131,7 +131,8 @@ def has_room(device: torch.device, size: int) -> bool:
 
 def workspace_bound(signature: CallSignature) -> int:
     """The scratch memory in bytes that a call may take where its parts can do with it."""
-    bound = max(_SHORT_BOUND if signature.kv_length < _SHORT_KEYS else _BOUND, int(signature.q.nbytes * _BOUND_SHARE))
+    is_short = max(signature.q_length, signature.kv_length) < _SHORT_TOKENS
+    bound = max(_SHORT_BOUND if is_short else _BOUND, int(signature.q.nbytes * _BOUND_SHARE))
     return bound + _CORRECTION if signature.options.mode == "4b" else bound
 
 

@@ -293,15 +293,18 @@ def in_parts(
     return module.calls, {**tensors, "out": out if layout == "BHND" else out.transpose(1, 2), "lse": lse}
 
 
-@pytest.mark.parametrize(("tokens", "heads_of_parts"), [(4096, [4]), (8191, [4]), (8192, [2, 2])])
+@pytest.mark.parametrize(
+    ("q_length", "kv_length", "heads_of_parts"),
+    [(4096, 4096, [4]), (8191, 77, [4]), (8192, 77, [2, 2]), (77, 8192, [2, 2])],
+)
 def test_short_calls_may_take_more_scratch_memory(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, heads_of_parts: list[int]
+    monkeypatch: pytest.MonkeyPatch, q_length: int, kv_length: int, heads_of_parts: list[int]
 ) -> None:
     monkeypatch.setattr(recorder, "BYTES_A_HEAD", 20 << 20)
     monkeypatch.setattr(launches, "has_room", lambda device, size: True)
     module = Recorder()
-    q = torch.zeros(1, 4, tokens, 16, dtype=torch.half)
-    kernel_call(module, q, q, q).run(q, q, q)
+    q, k = (torch.zeros(1, 4, length, 16, dtype=torch.half) for length in (q_length, kv_length))
+    kernel_call(module, q, k, k).run(q, k, k)
     assert [call["q_heads"] for call in module.calls] == heads_of_parts
 
 

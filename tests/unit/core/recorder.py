@@ -65,3 +65,8 @@ def misaligned(*shape: int) -> torch.Tensor:
     """Contiguous, but two bytes behind an address that is a multiple of 16."""
     size = torch.Size(shape).numel()
     return torch.randn(size + 1).half()[1:].view(shape)
+
+
+def odd_strides(*shape: int) -> torch.Tensor:
+    """Tokens that begin at no multiple of 16 bytes."""
+    return torch.randn(*shape[:3], shape[3] + 1).half()[..., : shape[3]]

@@ -113,7 +113,7 @@ def conditioning(family: Family, shape: DeclaredModel) -> list[Any]:
 
 
 def sample(
-    patcher: Any, family: Family, shape: DeclaredModel, steps: int, after_step: Callable[[], object] = bool
+    patcher: Any, family: Family, shape: DeclaredModel, steps: int, after_step: Callable[[], object] = lambda: None
 ) -> tuple[torch.Tensor, list[float]]:
     """Sample (Euler): the final latents, all streams in one row; the seconds of all steps but the first.
 

@@ -99,7 +99,7 @@ def sage_attention_2_options() -> io.Schema:
             _input(
                 "when",
                 "where it is faster: the fastest attention that is no less exact. always: quantizes what can be "
-                "quantized.",
+                "quantized. whatever is fastest: also less exact ones.",
                 "when to quantize",
             ),
             _input(
@@ -113,7 +113,7 @@ def sage_attention_2_options() -> io.Schema:
             ),
             _input(
                 "dense_percent",
-                "The first share of the steps, in which sparse skips nothing. They decide what the video shows.",
+                "The first share of the steps, in which sparse skips nothing. These steps decide what the video shows.",
                 "dense at first (share of steps)",
             ),
             _input(

@@ -153,7 +153,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = parser_of("families", __doc__, "families.md")
     add_comfyui(parser)
     parser.add_argument("--device", choices=("auto", "cpu"), default="auto", help="auto takes a GPU if there is one")
-    parser.add_argument("--only", default="", metavar="TEXT", help="part of a family's name, such as wan")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="parts of families' names, such as wan")
     parser.add_argument(
         "--modes", nargs="+", help=f'such as 8b, "8b sparse light" or "8b always" (default: {", ".join(_MODES)})'
     )
@@ -169,9 +169,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     options.modes = options.modes or list(_SHORT_MODES if options.short else _MODES)
     options.rounds = options.rounds or (20 if options.short else 3)
     known = SHORT_STEPS if options.short else FAMILIES
-    options.families = [family for family in known if options.only.lower() in family.name.lower()]
+    texts = [text.lower() for text in options.only]
+    options.families = [family for family in known if any(text in family.name.lower() for text in texts)]
     if not options.families:
-        parser.error(f"no family has {options.only!r} in its name: {', '.join(family.name for family in known)}")
+        names = ", ".join(family.name for family in known)
+        parser.error(f"no family has {' or '.join(map(repr, options.only))} in its name: {names}")
     options.comfyui = chosen_comfyui(parser, options.comfyui)
     return options
 

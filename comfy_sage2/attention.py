@@ -16,6 +16,7 @@ from .dispatch import registry
 from .dispatch.operators import has_observer, observed, without_gradient
 from .dispatch.plan import Refusal, plan
 from .options import AttentionOptions
+from .sparsity import levels
 from .sparsity.call_blocks import CallBlocks, add_tail_
 from .sparsity.declared import Sparse
 
@@ -58,9 +59,9 @@ def attention(
             None is all of them. In either layout its lists are of shape (B, Hq, Tq, 1 + Tk). Their entries are not
             checked here: what is invalid is left out, and `BlockMask.invalid` flags it.
         sparse: leave out the key blocks that matter least, found in this call (`Sparse`): by a bound of what each head
-            may lose, or a share; or a level of the node by its name. None computes all. Self-attention of fewer than 64
-            key blocks, and calls with other numbers of queries and keys, are dense. Not with block_mask, `is_causal`,
-            mode "exact" or a mask that differs by query; not under a compiler.
+            may lose, or a share; or a level of the node by its name, which takes no mask. None and "off" compute all.
+            Self-attention of fewer than 64 key blocks, and calls with other numbers of queries and keys, are dense.
+            Not with block_mask, `is_causal`, mode "exact" or a mask that differs by query; not under a compiler.
         backend: a name from `explain`; None picks the first accelerated one that can run, else "reference".
         nonfinite: one int32 on q's device, set to 1 when a value of the output is NaN or infinite and else left as it
             is, so that one of them can serve many calls; no call waits for the device.
@@ -82,8 +83,8 @@ def attention(
     optional = OptionalTensors.of(attn_mask, block_mask, nonfinite, rotated_heads)
     if backend is not None and not isinstance(backend, str):
         registry.get(backend)  # raises: neither the cache of plans nor an operator could hold it
-    if sparse is not None:
-        chosen = _options(options, choices) if choices or options is None else options
+    if sparse is not None and sparse != levels.OFF:
+        chosen = options if type(options) is AttentionOptions and not choices else _options(options, choices)
         blocks = Sparse.of(sparse).blocks(q, k, v, chosen, optional)
         if blocks is not None and blocks.tail_lists is not None:
             return _with_tail(q, k, v, blocks, backend, optional, chosen)

@@ -21,6 +21,7 @@ class Level(NamedTuple):
     tail: bool = False
 
 
+OFF = "off"
 LEVELS = {
     "light": Level(bound=0.02, tail=True),
     "medium": Level(bound=0.05, tail=True),

@@ -307,6 +307,8 @@ def test_another_type_is_refused() -> None:
         attention(*local(0), sparse=0.1)
     with pytest.raises(ValueError, match=r"sparse must be one of 'light', .*'draft 10 %', got 'draft'"):
         attention(*local(0), sparse="draft")
+    with pytest.raises(TypeError, match=r"\[SA-208\] options must be an AttentionOptions or None, got str"):
+        attention(*local(0), sparse="light", options="8b")
 
 
 def test_a_level_is_named_as_in_the_node(fresh_seed: int) -> None:
@@ -314,3 +316,4 @@ def test_a_level_is_named_as_in_the_node(fresh_seed: int) -> None:
     for level, sparse in (("draft 20 %", Sparse(share=0.2, tail=True)), ("strong", Sparse(bound=0.1, tail=True))):
         by_name, by_values = (attention(q, k, v, sparse=each, backend="reference") for each in (level, sparse))
         assert torch.equal(by_name, by_values)
+    assert torch.equal(attention(q, k, v, backend="reference"), attention(q, k, v, backend="reference", sparse="off"))

@@ -21,6 +21,7 @@ from ..autotune import store
 from ..call.signature import CallSignature
 from ..call.tensors import NO_TENSORS, OptionalTensors, mask_4d
 from ..options import MODES
+from ..system.memory import is_out_of_memory
 from ..text import error_text
 from . import constraints as rules
 from .base import Attend, Backend, BoundCall, Constraint, Result, flag_nonfinite
@@ -136,9 +137,9 @@ class PeerCall(BoundCall):
     def _guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except torch.cuda.OutOfMemoryError:
-            raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise self._peer.failed(error) from error
 
     def _finished(self, out: torch.Tensor, optional: OptionalTensors) -> Result:

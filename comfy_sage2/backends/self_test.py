@@ -16,6 +16,7 @@ import torch
 
 from ..kernels import loader
 from ..options import AUTO, FLOAT_PV
+from ..system.memory import is_out_of_memory
 from ..text import error_text
 from . import self_test_calls
 from .self_test_calls import Variant
@@ -101,9 +102,9 @@ def _tested(architecture: str, index: int, variants: Sequence[Variant]) -> TestR
         try:
             with torch.cuda.device(index):
                 result = self_test_calls.run(loader.load(architecture), torch.device("cuda", index), of_format)
-        except torch.cuda.OutOfMemoryError:  # tested when there is more
-            return None
         except (RuntimeError, ValueError) as error:
+            if is_out_of_memory(error):  # tested when there is more
+                return None
             failed[pv] = error_text(error)
             continue
         calls += result.calls

@@ -25,6 +25,7 @@ from ..kernels import loader
 from ..kernels.bundled import KernelUnavailable
 from ..options import EXACT, GIVEN, MODES, PV_FORMATS, AttentionOptions
 from ..reference.exact import exact_attention
+from ..system.memory import is_out_of_memory
 
 Run = Callable[[], object]
 
@@ -178,8 +179,8 @@ def _relative_l2(run: Callable[[], Result], exact: torch.Tensor) -> float:
     """NaN for a call that raises."""
     try:
         out, _ = run()
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except RuntimeError:
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         return nan
     return float((out.transpose(1, 2).to(exact.dtype) - exact).norm() / exact.norm())

@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 
 from ..autotune.timings import FEWEST_ROUNDS
+from ..system.memory import is_out_of_memory
 
 MOST_ROUNDS = 7
 _LEAST = 0.1  # seconds of rounds, also where loading kernels took all the time: three rounds alone say little
@@ -102,7 +103,7 @@ def _visited(clock: GpuClock, run: Callable[[], object], calls: int) -> float | 
     """As `GpuClock.visit`; None where there is no kernel for the call. Other packages' attentions may fail at any."""
     try:
         return clock.visit(run, calls)
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except RuntimeError:
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         return None

@@ -16,6 +16,7 @@ from ...call.signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature,
 from ...dispatch import registry
 from ...dispatch.plan import MOST_PLANS, Refusal, choose, plan, serves_without_kernels, with_rotated_heads
 from ...options import EXACT, MODES, AttentionOptions
+from ...system.memory import is_out_of_memory
 from ...text import error_text
 from ..adapter.attention_call import AttentionCall
 from ..settings import ALWAYS, AUTO, AUTO_OR_REFERENCE, FASTEST, REFERENCE, SPARSE_OFF, Settings
@@ -102,7 +103,7 @@ class Dispatcher:
 
     def choose(self, call: AttentionCall, site: CallSite) -> Decision:
         """How a call is to be served: of one form decided once for each step range, measurement and downgrade."""
-        outside = self._reason_outside(site)
+        outside = self.reason_outside(site.step, site.steps)
         downgrade = None if self.guard is None else self.guard.downgraded.get(site.layer)
         if not call.form.is_repeatable or call.needs_gradient:
             return self._choose(call, site, outside, downgrade)
@@ -155,13 +156,13 @@ class Dispatcher:
                 return replace(exact, reason=reason)
         return Decision(reason=reason)
 
-    def _reason_outside(self, site: CallSite) -> str | None:
-        """Why the node is not active in the call's step, or None."""
+    def reason_outside(self, step: int, steps: int) -> str | None:
+        """Why the node is not active in this one of so many steps, or None."""
         outside = self._outside
-        if len(outside) != site.steps:  # another sampling, or a pass outside of any
-            outside = [self.settings.reason_for_step(step, site.steps) for step in range(site.steps)]
+        if len(outside) != steps:  # another sampling, or a pass outside of any
+            outside = [self.settings.reason_for_step(step, steps) for step in range(steps)]
             self._outside = outside
-        return outside[site.step]
+        return outside[step]
 
     def _reason_against(self, call: AttentionCall, site: CallSite) -> str | None:
         """Why the call must stay with ComfyUI in each step, whatever the options, or None."""
@@ -185,9 +186,9 @@ class Dispatcher:
             return decision_of(plan(signature))
         except (TypeError, ValueError) as error:
             return Decision(reason=str(error))
-        except torch.cuda.OutOfMemoryError:  # ComfyUI frees memory and tells the user
-            raise
         except RuntimeError as error:
+            if is_out_of_memory(error):  # ComfyUI frees memory and tells the user
+                raise
             reason = f"[SA-310] planning the call failed: {error_text(error)}"
             self._failures += 1
             self.warn_once(f"{reason}; ComfyUI's attention computes this call")

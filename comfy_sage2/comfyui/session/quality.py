@@ -40,7 +40,10 @@ def compare(call: AttentionCall, out: torch.Tensor, site: CallSite, model_pass: 
             tensors = (call.as_bhnd(out), *call.tensors("BHND"))
             agreement = measure(*tensors, scale=call.scale, mask=call.mask_4d())
             session.record.add_agreement(site.layer, site.step, model_pass.keep(agreement))
-    except torch.cuda.OutOfMemoryError:  # the sampling itself has what it needs
+    except RuntimeError as error:
+        if not memory.found_none(error):
+            raise
+        # The sampling itself has what it needs.
         session.dispatcher.warn_once(
             "the GPU has too little free memory to compare every call with full precision. The report leaves these "
             "calls out"

@@ -12,6 +12,7 @@ from ...call.call_site import CallSite
 from ...call.tensors import NO_TENSORS, OptionalTensors
 from ...dispatch.operators import has_observer, run
 from ...options import EXACT
+from ...system.memory import is_out_of_memory
 from ...text import error_text
 from ..adapter.attention_call import AttentionCall, Fallback
 from . import guard, model_passes
@@ -39,10 +40,9 @@ def compute(
         try:
             heads, sparsity = (None, None) if broken else (rotated_heads, dispatcher.sparsity)
             out, served, is_finite = _by_plan(call, decision, site, model_pass, heads, sparsity)
-        except torch.cuda.OutOfMemoryError:
-            raise  # ComfyUI frees memory and tells the user
         except (RuntimeError, ValueError) as error:
-            if call.is_released:  # nobody could compute it again
+            # Nobody could compute it again; without memory, ComfyUI frees some and tells the user.
+            if call.is_released or is_out_of_memory(error):
                 raise
             decision = Decision(reason=f"[SA-310] {decision.backend} failed: {error_text(error)}")
             dispatcher.warn_once(f"{decision.reason}; ComfyUI's attention computes this call")
@@ -71,9 +71,9 @@ def compute_slices(
         return Decision(reason=slices)
     try:
         feed(slices)
-    except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError by the name that torch 2.4 has too
-        raise  # ComfyUI frees memory and tells the user
     except (RuntimeError, ValueError) as error:
+        if is_out_of_memory(error):  # ComfyUI frees memory and tells the user
+            raise
         return Decision(reason=f"[SA-324] quantizing in slices failed: {error_text(error)}")
     return replace(decision, in_slices=True, peak_bytes=plan.sliced_bytes)
 

@@ -27,6 +27,7 @@ from ...dispatch.operators import (
 )
 from ...dispatch.plan import Refusal, plan
 from ...options import AttentionOptions
+from ...system.memory import is_out_of_memory
 from ...text import one_line
 from ..torch_attention import CallTensors, autocast, fitted, is_special
 from .exact import plain_attention, torchs_attention
@@ -170,9 +171,9 @@ def served(
             calls.count(f"{call_plan.backend.name}, {call_plan.options.mode}", None)
             return result
         reason = call_plan.reason  # torch may take what the attention API refuses
-    except torch.cuda.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         reason = f"[SA-310] the kernel failed: {one_line(str(error))[:300]}"
     calls.count(TORCH, reason)
     if not options.return_lse:

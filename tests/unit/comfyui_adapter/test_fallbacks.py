@@ -95,14 +95,17 @@ def test_what_a_backend_tried_in_vain_is_not_comfyuis_time(monkeypatch: pytest.M
     assert summary.calls == 2 and summary.speed is None
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError], ids=["torch's", "CUDA's"])
 @pytest.mark.parametrize("plans", [True, False], ids=["while planning", "in the call"])
-def test_out_of_memory_is_comfyuis_business(monkeypatch: pytest.MonkeyPatch, plans: bool) -> None:
-    fail = raising(torch.OutOfMemoryError("out of memory"))
+def test_out_of_memory_is_comfyuis_business(
+    monkeypatch: pytest.MonkeyPatch, plans: bool, error: type[RuntimeError]
+) -> None:
+    fail = raising(error("CUDA error: out of memory"))
     if plans:
         monkeypatch.setattr(ReferenceBackend, "bind", fail)
     else:
         serve_by(monkeypatch, fail)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(error, match="out of memory"):
         call(session_with(), *qkv(72), 2)
 
 

@@ -1,6 +1,7 @@
 """Sample a family of ComfyUI's, tiny and with random weights, in slices of q, k and v and without: prints JSON.
 
-Once more without memory for more than 128 tokens of its feed-forward modules.
+Once more without memory for more than 128 tokens of its feed-forward modules, and where the model prefetches the
+weights of its blocks, with LoRAs that ComfyUI adds to them when a layer is called.
 
 python -m tests.comfyui.sliced_model COMFYUI FAMILY
 """
@@ -9,8 +10,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -21,6 +26,52 @@ from comfy_sage2.comfyui.settings import ALWAYS, Settings
 from lab.families.declared import FAMILIES
 from lab.families.models import load, sample
 from lab.families.run import enter_comfyui
+
+
+@contextmanager
+def loras_in_ram(model: Any) -> Iterator[None]:
+    """Within the block all weights of the model's blocks are in RAM and have LoRAs.
+
+    Before a block is computed its weights are prefetched as ComfyUI does it where VRAM has no room to keep them.
+    """
+    import comfy.memory_management
+    import comfy.model_management
+    import comfy.model_prefetch
+    from comfy.model_patcher import LowVramPatch
+    from comfy.weight_adapter import LoRAAdapter
+
+    weights: dict[Any, Any] = {}
+    layers: list[Any] = [layer for layer in model.blocks.modules() if isinstance(layer, torch.nn.Linear)]
+    for layer in layers:
+        weights[layer] = layer.weight
+        rows, columns = layer.weight.shape
+        matrices = torch.randn(rows, 4), torch.randn(4, columns) / columns**0.5
+        patches = [(1.0, LoRAAdapter(set(), (*matrices, 4.0, None, None, None)), 1.0, None, None)]
+        layer.weight_lowvram_function = LowVramPatch("weight", {"weight": patches})
+        layer._v, layer.comfy_cast_weights = object(), True
+        layer.weight = torch.nn.Parameter(torch.empty_like(layer.weight, device="meta"), requires_grad=False)
+
+    def prefetch(queue: Any, device: Any, block: Any) -> None:
+        for layer in (layer for layer in (block.modules() if block else ()) if layer in weights):
+            tensors = [weights[layer], layer.bias]
+            buffer = torch.empty(comfy.memory_management.vram_aligned_size(tensors), dtype=torch.uint8)
+            for tensor, place in zip(
+                tensors, comfy.memory_management.interpret_gathered_like(tensors, buffer), strict=True
+            ):
+                if tensor is not None:
+                    place.copy_(tensor)
+            geometry = comfy.memory_management.tensors_to_geometries(tensors)
+            layer._prefetch = {"signature": None, "resident": False, "needs_cast": False, "cast_dest": None}
+            layer._prefetch |= {"xfer_dest": buffer, "cast_geometry": geometry}
+
+    with (
+        patch.object(comfy.model_prefetch, "prefetch_queue_pop", prefetch),
+        patch.object(comfy.model_management, "is_device_cpu", lambda device: False),  # which has no such weights
+    ):
+        yield
+    for layer, weight in weights.items():
+        layer.weight = weight
+        del layer._v, layer._prefetch, layer.weight_lowvram_function
 
 
 def main() -> None:
@@ -41,17 +92,33 @@ def main() -> None:
     with torch.inference_mode():
         patcher = load(family, family.tiny, torch.float32, torch.device("cpu"))
         plain, _ = sample(patcher, family, family.tiny, 2)
-        for name, guard in (("slices", True), ("wholes", False), ("without memory", True)):
-            comfy.ops.linear_input_act = without_memory if name == "without memory" else linear_input_act
-            settings = Settings(mode="8b", backend="reference", when=ALWAYS, guard=guard)
+
+        def figures_of(settings: Settings, plain: torch.Tensor) -> dict[str, Any]:
             patched = patch_model(patcher, settings)
             out, _ = sample(patched, family, family.tiny, 2)
             session = sessions_of(patched)[-1]
-            figures[name] = {
+            return {
                 "served": {share.decision.label: share.calls for share in session.record.summary().shares},
                 "feed-forward": sorted(session.sliced_feed_forwards),
+                "wholes": dict(session.wholes),
                 "error": float((out - plain).norm() / plain.norm()),
             }
+
+        node = Settings(mode="8b", backend="reference", when=ALWAYS)
+        figures["slices"] = figures_of(node, plain)
+        figures["wholes"] = figures_of(replace(node, guard=False), plain)
+        with patch.object(comfy.ops, "linear_input_act", without_memory):
+            figures["without memory"] = figures_of(node, plain)
+        model = patcher.model.diffusion_model
+        if model.__module__ == "comfy.ldm.minimax.model":
+            with loras_in_ram(model):
+                plain, _ = sample(patcher, family, family.tiny, 2)
+                figures["LoRAs in RAM"] = figures_of(node, plain)
+                with patch.object(comfy.ops, "linear_input_act", without_memory):
+                    try:
+                        figures_of(node, plain)
+                    except torch.cuda.OutOfMemoryError as error:
+                        figures["LoRAs in RAM"]["without memory"] = str(error)
     print(json.dumps(figures))
 
 

@@ -25,3 +25,10 @@ def test_a_model_is_as_exact_in_slices(installation: Installation, family: str, 
     assert 0.0 < figures["slices"]["error"] < 1.3 * figures["wholes"]["error"]
     assert figures["slices"]["feed-forward"] == [] and len(figures["without memory"]["feed-forward"]) == 1
     assert figures["without memory"]["error"] == pytest.approx(figures["slices"]["error"], rel=0.05)
+    if family == "MiniMax H3":  # ComfyUI adds these LoRAs once more in each call of a layer
+        loras = figures["LoRAs in RAM"]
+        assert loras["served"] == {"reference · 8b": calls} and loras["error"] < 0.03
+        assert loras["wholes"] == {
+            "[SA-324] ComfyUI adds LoRAs to weights in RAM, and does so again for each slice": calls
+        }
+        assert loras["without memory"] == "no memory for more than 128 tokens"

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..adapter import packs
+from ..adapter import memory, packs, prefetched
 from ..session import model_passes
 from ..session.session import Session
 from . import forwards, slices
@@ -52,13 +52,17 @@ def _in_slices(module: Any, session: Session) -> Callable[[torch.Tensor], torch.
     def forward(x: torch.Tensor) -> torch.Tensor:
         tokens = x.shape[-2]
         if tokens not in session.sliced_feed_forwards:
+            can_slice = tokens > slices.SLICE_TOKENS and prefetched.may_be_called_again(module, x.dtype)
             try:
                 return whole(x)
-            except torch.cuda.OutOfMemoryError:
-                if tokens <= slices.SLICE_TOKENS or not model_passes.can_read_back(x.device):  # in a CUDA graph
+            except RuntimeError as error:
+                # In a CUDA graph what failed is part of it.
+                if not (can_slice and model_passes.can_read_back(x.device) and memory.found_none(error)):
                     raise
             session.sliced_feed_forwards.add(tokens)
             log.info("SageAttention2: no memory for feed-forward modules of %d tokens, which are sliced", tokens)
+        elif not prefetched.may_be_called_again(module, x.dtype):
+            return whole(x)
         out: torch.Tensor | None = None
         for start in range(0, tokens, slices.SLICE_TOKENS):
             part = whole(x.narrow(-2, start, min(slices.SLICE_TOKENS, tokens - start)))

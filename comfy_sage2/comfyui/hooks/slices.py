@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...backends.base import Slices
-from ..adapter import packs
+from ..adapter import packs, prefetched
 from ..adapter.attention_call import OVERRIDE, AttentionCall, Fallback, Override
 from ..session import model_passes
 from ..session.session import Session
@@ -68,31 +68,42 @@ def _attention_modules(session: Session, model: Any) -> Iterator[Any]:
 def _in_slices(module: Any) -> Callable[..., torch.Tensor]:
     whole: Callable[..., torch.Tensor] = module.forward
 
-    def forward(x: torch.Tensor, rope_freqs: Any = None, transformer_options: Any = None) -> torch.Tensor:
-        options = {} if transformer_options is None else transformer_options
+    def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        options = kwargs.get("transformer_options") or {}
         session = getattr(options.get(OVERRIDE), "session", None)
+        ropes = [*args, *(value for name, value in kwargs.items() if name != "transformer_options")]
         axis = x.dim() - 2
         tokens = x.shape[axis]
-        is_long = tokens >= 2 * SLICE_TOKENS and rope_freqs is not None and rope_freqs.shape[1] == tokens
+        is_long = tokens >= 2 * SLICE_TOKENS and _is_of_tokens(ropes, tokens)
         # Patches get q and k beside the output.
         if session is None or not is_long or options.get("patches") or torch.compiler.is_compiling():
-            return whole(x, rope_freqs, transformer_options=options)
+            return whole(x, *args, **kwargs)
 
         def part(start: int, take: Take) -> torch.Tensor:
             size = min(SLICE_TOKENS, tokens - start)
-            of_x, rope = x.narrow(axis, start, size), rope_freqs.narrow(1, start, size)
+            of_x, rope = x.narrow(axis, start, size), ropes[0].narrow(1, start, size)
             return whole(of_x, rope, transformer_options={**options, OVERRIDE: _override(take)})
 
         def plain() -> torch.Tensor:
             told = {name: value for name, value in options.items() if name != OVERRIDE}
-            return whole(x, rope_freqs, transformer_options=told)
+            return whole(x, ropes[0], transformer_options=told)
 
-        key = id(module), x.shape, x.dtype
-        projected = _projected(session, x.device, tokens, part, plain, options, key)
-        return whole(x, rope_freqs, transformer_options=options) if projected is None else projected
+        projected = None
+        if prefetched.may_be_called_again(module, x.dtype):
+            key = id(module), x.shape, x.dtype
+            projected = _projected(session, x.device, tokens, part, plain, options, key)
+        else:
+            session.note_whole("[SA-324] ComfyUI adds LoRAs to weights in RAM, and does so again for each slice")
+        return whole(x, *args, **kwargs) if projected is None else projected
 
     forward.makes_slices = True  # type: ignore[attr-defined]
     return forward
+
+
+def _is_of_tokens(ropes: list[Any], tokens: int) -> bool:
+    """Whether the only argument beside x and the options is the rope of all tokens."""
+    is_rope = len(ropes) == 1 and isinstance(ropes[0], torch.Tensor) and ropes[0].dim() > 1
+    return is_rope and ropes[0].shape[1] == tokens
 
 
 def _projected(

@@ -158,7 +158,12 @@ class Session:
                 self.layers = len(model_pass.calls)
 
     def takes_slices(self, model_pass: ModelPass, device: torch.device, key: Hashable) -> bool:
-        """Whether calls of this pass may come in slices; if not, why is noted. key: equal for calls of equal form."""
+        """Whether calls of this pass may come in slices; if not, why is noted. key: equal for calls of equal form.
+
+        Of steps in which the node is not active nothing is noted.
+        """
+        if self.dispatcher.reason_outside(model_pass.step, self._schedule.steps) is not None:
+            return False
         reason = self._no_slices.get(key) or self._no_slices.get(None)
         if reason is None:
             if self.measures_quality:

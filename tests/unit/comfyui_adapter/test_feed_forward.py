@@ -21,8 +21,16 @@ from .calls import SIGMAS, Executor, call, qkv, session_with
 SLICE, LARGEST, TOKENS = 64, 100, 333
 
 
+OUT_OF_MEMORY = [
+    torch.cuda.OutOfMemoryError("no memory for the whole"),
+    RuntimeError("CUDA error: out of memory"),  # torch.AcceleratorError, where torch has it
+]
+
+
 class FeedForward(torch.nn.Module):
     """Has memory for so many tokens at once."""
+
+    error: Exception = OUT_OF_MEMORY[0]
 
     def __init__(self, largest: int = LARGEST) -> None:
         super().__init__()
@@ -33,7 +41,7 @@ class FeedForward(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.given.append(x.shape[-2])
         if x.shape[-2] > self.largest:
-            raise torch.cuda.OutOfMemoryError("no memory for the whole")
+            raise self.error
         return self.exact(x)
 
     def exact(self, x: torch.Tensor) -> torch.Tensor:
@@ -53,9 +61,13 @@ def model_of(*modules: Any, source: str = "comfy.ldm.minimax.model", name: str =
     return model
 
 
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("shape", [(TOKENS, 24), (2, TOKENS, 24)], ids=str)
-def test_without_memory_the_tokens_come_in_slices(shape: tuple[int, ...], fresh_seed: int) -> None:
+def test_without_memory_the_tokens_come_in_slices(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], error: Exception, fresh_seed: int
+) -> None:
     """Also in the next module, which does not try the whole first; and wholes again in the next sampling."""
+    monkeypatch.setattr(FeedForward, "error", error)
     first, second = modules = FeedForward(), FeedForward()
     session, x = session_with(), torch.randn(shape)
     before = x.clone()
@@ -107,6 +119,49 @@ def test_what_cannot_be_sliced_ends_in_torchs_error(
     with slicing_without_memory(session, model_of(module)), pytest.raises(torch.cuda.OutOfMemoryError):
         module(torch.randn(tokens, 24))
     assert module.given == [tokens] and not session.sliced_feed_forwards
+
+
+def test_another_error_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FeedForward, "error", RuntimeError("shapes do not fit"))
+    module, session = FeedForward(), session_with()
+    with slicing_without_memory(session, model_of(module)), pytest.raises(RuntimeError, match="shapes do not fit"):
+        module(torch.randn(TOKENS, 24))
+    assert module.given == [TOKENS] and not session.sliced_feed_forwards
+
+
+class Converting(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.weight.to(x.dtype))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "state", "sliced"),
+    [
+        (torch.float32, {}, False),
+        (torch.float16, {}, True),  # converted, so patches go to a copy
+        (torch.float32, {"resident": True}, True),
+        (torch.float32, {"signature": object()}, True),
+        (torch.float32, {"needs_cast": True}, True),
+    ],
+    ids=["patched in place", "converted", "resident", "with a place on the device", "cast"],
+)
+def test_a_prefetched_weight_that_keeps_its_patches_is_asked_once(
+    dtype: torch.dtype, state: dict[str, Any], sliced: bool
+) -> None:
+    """ComfyUI adds LoRAs to such a weight in each call of the layer."""
+    module, session, x = FeedForward(), session_with(), torch.randn(TOKENS, 24)
+    layer: Any = Converting(96, 24, bias=False)
+    module.narrow = layer.to(dtype)
+    layer.weight_lowvram_function = lambda weight: weight
+    layer._prefetch = {"resident": False, "signature": None, "needs_cast": False, **state}
+    expected = module.exact(x)
+    with slicing_without_memory(session, model_of(module)):
+        if sliced:
+            assert torch.allclose(module(x), expected, atol=1e-6)
+        else:
+            with pytest.raises(torch.cuda.OutOfMemoryError):
+                module(x)
+    assert (module.given[1:] != []) == sliced and bool(session.sliced_feed_forwards) == sliced
 
 
 def replaced(module: FeedForward) -> None:

@@ -80,10 +80,12 @@ def in_place_of_h3(monkeypatch: pytest.MonkeyPatch) -> None:
     install_module(monkeypatch, "comfy.ldm.modules.attention", optimized_attention=plain)
 
 
-def run_pass(session: Session, model: Model, x: torch.Tensor, override: Any = None, **further: Any) -> Any:
+def run_pass(
+    session: Session, model: Model, x: torch.Tensor, override: Any = None, sigma: float = 1.0, **further: Any
+) -> Any:
     """The outputs of the model's blocks, each from x, in a pass of the sampling with these further options."""
     options = {OVERRIDE: override or make_override(session), **further}
-    model_pass = session.begin_pass(1.0, CPU, {})
+    model_pass = session.begin_pass(sigma, CPU, {})
     model_pass.check_at_end = True
     rope = 1.0 + 0.1 * torch.arange(len(x))[None, :, None].cos().expand(1, -1, HEAD_DIM)
 
@@ -165,6 +167,42 @@ def test_arguments_that_a_model_leaves_out(names: tuple[str, ...]) -> None:
     with torch.no_grad():
         assert torch.equal(out, attn(x, **given))
     assert session.record.summary().calls == 0
+
+
+class Gated(Attention):
+    """Has another name for its rope, as Wan's has, and an argument that no model has today."""
+
+    def forward(self, x: torch.Tensor, freqs: Any = None, transformer_options: Any = None, gate: float = 1.0) -> Any:
+        return gate * super().forward(x, freqs, transformer_options)
+
+
+@pytest.mark.parametrize(("further", "made"), [({}, [256, 256, 188]), ({"gate": 0.5}, [TOKENS])], ids=str)
+def test_arguments_of_other_names(monkeypatch: pytest.MonkeyPatch, further: dict[str, Any], made: list[int]) -> None:
+    """An argument that is not known keeps the call whole, and none is lost."""
+    monkeypatch.setattr(Gated.forward, "__module__", "comfy.ldm.minimax.model")
+    model, x, session = Model(0), torch.randn(TOKENS, 96), sampling(report=False)
+    model.blocks.append(torch.nn.Module())
+    gated = model.blocks[0].attn = Gated()
+    rope = torch.ones(1, TOKENS, HEAD_DIM)
+    model_pass = session.begin_pass(1.0, CPU, {})
+    model_pass.check_at_end = True
+    options = {OVERRIDE: make_override(session)}
+    with torch.no_grad():
+        expected = gated(x, rope, **further)
+        gated.made.clear()
+        with hook.slicing(session, model):
+            out = session.run_pass(model_pass, lambda: gated(x, freqs=rope, transformer_options=options, **further))
+    assert close(out, expected) and gated.made == made
+
+
+def test_steps_outside_are_whole_and_the_others_in_slices() -> None:
+    """Also behind them: what holds for a step is not kept for the sampling."""
+    model, x, session = Model(1), torch.randn(TOKENS, 96), sampling(report=False, start_percent=0.25)
+    for sigma in SIGMAS[:3]:
+        run_pass(session, model, x, sigma=sigma)
+    attn = model.blocks[0].attn
+    assert attn.made == [TOKENS, 256, 256, 188, 256, 256, 188] and not session.wholes
+    assert "2 reference · 8b · in slices" in labels(session)
 
 
 def test_calls_are_compared_with_comfyuis_attention_projections_and_all() -> None:

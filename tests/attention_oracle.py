@@ -6,6 +6,8 @@ import math
 
 import torch
 
+_MOST_SCORES = 1 << 28  # at once: 2 GiB of them
+
 
 def oracle(
     q: torch.Tensor,
@@ -20,13 +22,28 @@ def oracle(
     q, k, v = q.double(), k.double(), v.double()
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ k.mT
+    q = q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    rows = max(_MOST_SCORES // (q.shape[0] * q.shape[1] * max(k.shape[2], 1)), 1)
+    parts = [
+        _rows(q[:, :, first : first + rows], k, v, first, is_causal=is_causal, attn_mask=attn_mask)
+        for first in range(0, max(q.shape[2], 1), rows)
+    ]
+    return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
+
+
+def _rows(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, *, is_causal: bool, attn_mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`oracle` of the rows of q from `first` on, which are scaled."""
+    scores = q @ k.mT
+    if attn_mask is not None and attn_mask.dim() > 1 and attn_mask.shape[-2] != 1:
+        attn_mask = attn_mask[..., first : first + q.shape[2], :]
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         scores.masked_fill_(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores += attn_mask
     if is_causal:
-        allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+        allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(first)
         scores.masked_fill_(~allowed, -math.inf)
     # In place: the scores are most of what many tests compute.
     largest = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).min)  # of a row without keys too

@@ -233,7 +233,8 @@ def main(arguments: list[str]) -> int:
     lines = page_head(
         "Measured choices",
         device,
-        settings="a new node: `rotate` on auto, *where it is faster*; measured: all modes, `rotate` on and off",
+        settings="a node in `8b`, otherwise as a new one: `rotate` on auto, *where it is faster*; measured: all modes, "
+        "`rotate` on and off",
         command=" ".join(["python -m lab choices", *arguments]),
     )
     with torch.no_grad():

@@ -98,8 +98,8 @@ def sage_attention_2_options() -> io.Schema:
             ),
             _input(
                 "when",
-                "where it is faster: the fastest attention that is no less exact. always: quantizes what can be "
-                "quantized. whatever is fastest: also less exact ones.",
+                "where it is faster: the fastest attention, if no less exact. whatever is fastest: any. always: "
+                "quantizes what it can.",
                 "when to quantize",
             ),
             _input(

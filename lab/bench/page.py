@@ -9,6 +9,7 @@ from itertools import chain
 from ..result_page import table
 from .accuracy import INPUTS, Accuracies
 from .candidates import BenchmarkCandidate
+from .shapes import GROUPS
 from .speed import CandidateSpeed, ShapeResult
 
 NOTHING = "–"
@@ -70,13 +71,27 @@ def _accuracy(measured: Measured) -> Iterator[str]:
         yield from ("", f"### head_dim {head_dim}", "", *table(["candidate", *parts], rows))
 
 
+def _shapes(measured: Measured) -> Iterator[str]:
+    """What the names of the shapes stand for; those of the paper's setup say it themselves."""
+    shapes = [result.shape for result in measured.results]
+    of_paper = next((shape for shape in shapes if shape in GROUPS["paper"]), None)
+    if of_paper is not None:
+        yield from (f"{of_paper}, and others of this form alike.", "")
+    others = [shape for shape in shapes if shape not in GROUPS["paper"]]
+    if others:
+        yield from (*table(["shape", "what it is"], (str(shape).split(": ", 1) for shape in others)), "")
+
+
 def _not_measured(measured: Measured) -> Iterator[str]:
     """A line for each candidate or figure that is missing, and why."""
     yield from (f"- {name}: {reason}" for name, reason in measured.missing.items())
     for head_dim, (_, failures) in measured.accuracy.items():
         yield from (f"- {name}, accuracy at head_dim {head_dim}: {reason}" for name, reason in failures.items())
+    shapes: dict[tuple[str, str], list[str]] = {}
     for result in measured.results:
-        yield from (f"- {name}, {result.shape.name}: {reason}" for name, reason in result.failures.items())
+        for name, reason in result.failures.items():
+            shapes.setdefault((name, reason), []).append(result.shape.name)
+    yield from (f"- {name}, {', '.join(of)}: {reason}" for (name, reason), of in shapes.items())
     if measured.kernel_problem is not None:
         yield f"- kernels: {measured.kernel_problem}"
 
@@ -94,8 +109,7 @@ def body(measured: Measured) -> list[str]:
             ["candidate", "version", "note"], ([each.name, each.version, each.note] for each in measured.candidates)
         ),
         "",
-        *table(["shape", "what it is"], (str(result.shape).split(": ", 1) for result in measured.results)),
-        "",
+        *_shapes(measured),
         "## Calls",
         "",
         "Whole calls with quantization, TFLOP/s: 4·B·H·Nq·Nkv·D / time, half of it when causal; masks save nothing. "

@@ -34,3 +34,12 @@ def test_the_page_has_every_figure() -> None:
     assert text.endswith(
         "- cudnn-fp8: not installed\n- peer, accuracy at head_dim 128: RuntimeError: no plan\n- kernels: no CUPTI"
     )
+
+
+def test_a_shape_whose_name_says_it_and_a_reason_of_many_stand_once() -> None:
+    shapes = select(["d64-n1024-causal", "d64-n2048-causal", "wan-14b-720p"])
+    results = [ShapeResult(shape, {}, {"peer": "no causal attention"} if shape.is_causal else {}) for shape in shapes]
+    text = "\n".join(body(Measured([OURS, PEER], {}, {}, results)))
+    assert "\nd64-n1024-causal: B4 H32 N1024 D64, bf16, causal, and others of this form alike.\n" in text
+    assert "| shape | what it is |\n| --- | --- |\n| wan-14b-720p | B1 H40 N75600 D128, bf16 |\n" in text
+    assert text.endswith("- peer, d64-n1024-causal, d64-n2048-causal: no causal attention")

@@ -24,8 +24,10 @@ def _keeps_patches(layer: Any, dtype: torch.dtype) -> bool:
     state = getattr(layer, "_prefetch", None)
     if state is None or all(getattr(layer, name, None) is None for name in _PATCHES):
         return False
+    if not isinstance(state, dict):  # of another ComfyUI
+        return True
     # A weight with a signature has a place on the device: its first call says that it holds the patches.
-    if state["resident"] or state["signature"] is not None or state.get("needs_cast"):
+    if state.get("resident") or state.get("signature") is not None or state.get("needs_cast"):
         return False
-    tensors = [tensor for tensor in (layer.weight, layer.bias) if tensor is not None]
+    tensors: list[Any] = [getattr(layer, name, None) for name in ("weight", "bias")]
     return any(type(tensor) in _PLAIN and tensor.dtype == dtype for tensor in tensors)

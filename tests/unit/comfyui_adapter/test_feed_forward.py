@@ -142,18 +142,18 @@ class Converting(torch.nn.Linear):
         (torch.float32, {"resident": True}, True),
         (torch.float32, {"signature": object()}, True),
         (torch.float32, {"needs_cast": True}, True),
+        (torch.float32, (False, None), False),
     ],
-    ids=["patched in place", "converted", "resident", "with a place on the device", "cast"],
+    ids=["patched in place", "converted", "resident", "with a place on the device", "cast", "of another ComfyUI"],
 )
-def test_a_prefetched_weight_that_keeps_its_patches_is_asked_once(
-    dtype: torch.dtype, state: dict[str, Any], sliced: bool
-) -> None:
+def test_a_prefetched_weight_that_keeps_its_patches_is_asked_once(dtype: torch.dtype, state: Any, sliced: bool) -> None:
     """ComfyUI adds LoRAs to such a weight in each call of the layer."""
     module, session, x = FeedForward(), session_with(), torch.randn(TOKENS, 24)
     layer: Any = Converting(96, 24, bias=False)
     module.narrow = layer.to(dtype)
     layer.weight_lowvram_function = lambda weight: weight
-    layer._prefetch = {"resident": False, "signature": None, "needs_cast": False, **state}
+    known = {"resident": False, "signature": None, "needs_cast": False}
+    layer._prefetch = {**known, **state} if isinstance(state, dict) else state
     expected = module.exact(x)
     with slicing_without_memory(session, model_of(module)):
         if sliced:

@@ -160,7 +160,7 @@ def _pass_keeps_nothing(control: Any, options: Mapping[str, Any]) -> bool:
     """Whether its arguments allow a pass to be made again with the same result: no ControlNet, cache or patch."""
     wrappers = options.get("wrappers", {})
     keys = {key for kind in (APPLY_MODEL, DIFFUSION_MODEL) for key, value in wrappers.get(kind, {}).items() if value}
-    parts = any(options.get(name) for name in ("patches", "patches_replace", "ar_state"))
+    parts = any(options.get(name) for name in ("patches", "patches_replace", "ar_state", "animate2_cache"))
     return control is None and not parts and keys <= {WRAPPER_KEY, COMPILE_KEY}
 
 

@@ -125,6 +125,7 @@ OURS = {"apply_model": {"comfy_sage2": ["wrapper"], "torch.compile": ["wrapper"]
         (None, {"patches_replace": {"dit": {}}}, False),
         (None, {"patches": {"attn1_patch": []}}, False),
         (None, {"ar_state": {"frame": 1}}, False),
+        (None, {"animate2_cache": object()}, False),
     ],
 )
 def test_passes_that_others_take_part_in_are_not_made_again(

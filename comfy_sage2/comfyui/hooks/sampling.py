@@ -114,6 +114,7 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
         model_pass = session.begin_pass(t.flatten()[:1], x.device, options)
         inputs = {"c_concat": c_concat, "c_crossattn": c_crossattn, "control": control, **kwargs}
         model_pass.changes = changes_of(executor.class_obj, options, inputs)
+        model_pass.model = id(diffusion_model)
         model_pass.token_kinds = TokenKinds.of(inputs, cross_attends=session.cross_attends)
         guard = session.dispatcher.guard
         model_pass.check_at_end = (

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,10 +44,11 @@ class Schedule:
         last_evaluation, last, last_sigma = self._last  # read once: each GPU has a thread
         if evaluation != last_evaluation and self._is(last_sigma, sigma) and self._reaches(last + 1, sigma):
             last += 1
-        places = [place for place in range(len(self._levels)) if self._fits(place, sigma)]
-        ahead = [place for place in places if place >= last]
-        nearest = min(range(len(self._levels)), key=lambda place: abs(self._levels[place] - sigma))
-        place = next(iter(ahead or places), nearest)
+        count = len(self._levels)
+        from_last = chain(range(last, count), range(min(last, count)))
+        place = next((place for place in from_last if self._fits(place, sigma)), None)
+        if place is None:
+            place = min(range(count), key=lambda place: abs(self._levels[place] - sigma))
         self._last = evaluation, place, sigma
         return min(place, self.steps - 1)
 
@@ -89,6 +91,7 @@ class ModelPass:
     evaluation: int
     device: torch.device
     changes: ModelChanges = frozenset()
+    model: int = 0  # a number of the diffusion model: a guider may have two in one sampling
     token_kinds: TokenKinds = ONE_KIND
     has_slices: bool = False
     check_at_end: bool = False

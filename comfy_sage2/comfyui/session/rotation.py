@@ -129,17 +129,17 @@ class Rotations:
         """active: a sampling runs; outside of one no choice is kept."""
         self._active = active
         self._boards: dict[torch.device, _Board] = {}
-        self._sites: dict[tuple[int, CallPlan], _Site | None] = {}
+        self._sites: dict[tuple[int, int, CallPlan], _Site | None] = {}
         self._served: dict[CallPlan, _Served] = {}
 
-    def decided(self, decision: Decision, site: CallSite) -> tuple[Decision, torch.Tensor | None]:
+    def decided(self, decision: Decision, site: CallSite, model: int = 0) -> tuple[Decision, torch.Tensor | None]:
         """How a call is served for which `decision` was made, and the heads that it writes or gets."""
         plan = decision.plan
         if plan is None or plan.signature.rotated_heads is None or plan.options.rotate != AUTO or not self._active:
             return decision, None
         if not can_read_back(plan.signature.device):  # a captured graph would keep the addresses
             return decision, None
-        key = site.layer, plan
+        key = model, site.layer, plan
         if key not in self._sites:
             self._sites[key] = self._made(decision, plan)
         of_site = self._sites[key]
@@ -149,13 +149,19 @@ class Rotations:
         takes = served.plan is not None and served.plan.signature.rotated_heads is not None
         return served, of_site.heads if takes else None
 
-    def ran(self, decision: Decision, site: CallSite) -> None:
+    def ran(self, decision: Decision, site: CallSite, model: int = 0) -> None:
         """A call was made as `decided` said, with its heads."""
         if decision.plan is None:
             return
-        of_site = self._sites.get((site.layer, decision.plan))
+        of_site = self._sites.get((model, site.layer, decision.plan))
         if of_site is not None:  # it is the plan that chooses
             of_site.note_choice(site.step)
+
+    def repeat(self, step: int) -> None:
+        """Forget what was chosen in `step`: a pass of it is made again, as its values may be broken."""
+        for of_site in list(self._sites.values()):
+            if of_site is not None and of_site.chosen_in == step:
+                of_site.chosen_in = None
 
     def end_pass(self, device: torch.device) -> None:
         board = self._boards.get(device)

@@ -135,6 +135,8 @@ class Session:
                 checks.repeated.append(model_pass.step)
                 if self.dispatcher.sparsity is not None:
                     self.dispatcher.sparsity.repeat(model_pass)
+                if self.dispatcher.rotations is not None:
+                    self.dispatcher.rotations.repeat(model_pass.step)
                 model_passes.restart()
                 broken = len(checks.downgraded)
                 out = model()
@@ -197,7 +199,7 @@ class Session:
         feed: as of `compute_slices`; plain does the same by ComfyUI's attention, with the projections.
         """
         site, device = self._call_site(call, model_pass, options), call.q.device
-        chosen, rotated_heads = self._chosen(call, site)
+        chosen, rotated_heads = self._chosen(call, site, model_pass.model)
         work = self._timed_work(call, chosen, plain, model_pass)
         timer = self._start_timer(model_pass, device)
         decision = compute_slices(call, chosen, model_pass, feed, rotated_heads)
@@ -207,7 +209,7 @@ class Session:
             self.note_whole(decision.label)
             return False
         if self.dispatcher.rotations is not None and rotated_heads is not None:
-            self.dispatcher.rotations.ran(chosen, site)
+            self.dispatcher.rotations.ran(chosen, site, model_pass.model)
         if timer is not NO_TIMER:
             timer.stop()
         model_pass.has_slices = True
@@ -224,12 +226,12 @@ class Session:
         site = self._call_site(call, model_pass, options or {})
         device = call.q.device
         rotations = self.dispatcher.rotations
-        chosen, rotated_heads = self._chosen(call, site)
+        chosen, rotated_heads = self._chosen(call, site, model_pass.model)
         work = self._timed_work(call, chosen, fallback, model_pass)
         timer = self._start_timer(model_pass, device)
         out, decision, broken = compute(call, chosen, site, model_pass, fallback, rotated_heads)
         if rotations is not None and rotated_heads is not None and not broken and decision.plan is chosen.plan:
-            rotations.ran(chosen, site)
+            rotations.ran(chosen, site, model_pass.model)
         if timer is not NO_TIMER:
             timer.stop()
         if broken or (decision.plan is None and chosen.plan is not None):
@@ -250,9 +252,9 @@ class Session:
             quality.compare(call, out, site, model_pass)
         return out
 
-    def _chosen(self, call: AttentionCall, site: CallSite) -> tuple[Decision, torch.Tensor | None]:
+    def _chosen(self, call: AttentionCall, site: CallSite, model: int) -> tuple[Decision, torch.Tensor | None]:
         chosen, rotations = self.dispatcher.choose(call, site), self.dispatcher.rotations
-        return (chosen, None) if rotations is None else rotations.decided(chosen, site)
+        return (chosen, None) if rotations is None else rotations.decided(chosen, site, model)
 
     def _note(
         self, decision: Decision, site: CallSite, timer: Timer, work: Hashable | None, model_pass: ModelPass

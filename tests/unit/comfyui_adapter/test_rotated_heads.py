@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -138,6 +139,38 @@ def test_the_answer_of_an_earlier_choice_is_not_that_of_a_pass_that_is_made_agai
     for step in (0, 1, 10, 11):
         run_pass(session, sigmas[step], flat() if step < 10 else loud(), times=2 if step == 10 else 1)
     assert calls == [("auto", [0, 0]), ("off", None), ("auto", [0, 1]), ("given", [0, 1]), ("given", [0, 1])]
+
+
+def test_what_a_broken_pass_chose_is_chosen_again(calls: Calls) -> None:
+    """The guard has the pass made again: NaN of an earlier layer had left no head that gains."""
+    session, layer = session_with(rotate="auto", guard=True), loud()
+    runs = [tuple(tensor * torch.nan for tensor in layer), layer]
+    override = make_override(session)
+    model_pass = session.begin_pass(1.0, CPU, {})
+    model_pass.check_at_end = True
+    session.run_pass(
+        model_pass,
+        lambda: override(ones, *runs.pop(0), HEADS, _inside_attn_wrapper=True, transformer_options={}),
+    )
+    (out,) = run_pass(session, 0.75, layer)
+    assert not runs and torch.equal(out, expected(layer, "auto"))
+    assert calls[0] == ("auto", [0, 0]) and calls[-1] == ("given", [0, 1])
+
+
+def test_two_models_in_one_sampling_choose_for_themselves(calls: Calls) -> None:
+    """ComfyUI's guider of two models asks both with the node of the first one."""
+    session, models = session_with(rotate="auto"), (flat(), loud())
+    override = make_override(session)
+
+    def model(layer: Tensors) -> torch.Tensor:
+        return override(ones, *layer, HEADS, _inside_attn_wrapper=True, transformer_options={})
+
+    for sigma in (1.0, 0.75):
+        for layer in models:
+            model_pass = session.begin_pass(sigma, CPU, {})
+            model_pass.model = id(layer)
+            session.run_pass(model_pass, partial(model, layer))
+    assert calls == [("auto", [0, 0]), ("auto", [0, 1]), ("off", None), ("given", [0, 1])]
 
 
 def test_where_there_is_no_room_every_call_chooses(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:

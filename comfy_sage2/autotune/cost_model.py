@@ -23,6 +23,7 @@ from .timings import ORDINARY, PEER, PLAIN, Candidate, ErrorsOfKinds, Times, Wor
 _LEAST_MARGIN = 0.02
 # Another package's error may be above ours by so much: by as much errors vary from draw to draw of the inputs.
 _EQUAL_ERRORS = 1.05
+_NO_ATTENTION = 0.5  # an error that no working attention has: 4 bits have 0.16 on Gaussian inputs
 _FORMAT_RATIO = 1.03  # of the time of a format of P and V to that of the fastest, for a closer one
 _BLOCK = 128  # keys
 # Queries of a tile: of torch's attentions too.
@@ -152,7 +153,12 @@ class TunedChoices:
 
     @property
     def peers(self) -> list[Candidate]:
-        return [candidate for candidate in self._candidates if candidate.mode == PEER]
+        return [candidate for candidate in self._candidates if candidate.mode == PEER and self._attends(candidate)]
+
+    def _attends(self, peer: Candidate) -> bool:
+        """Whether its outputs were finite and like attention's where they were measured."""
+        errors = [error for of in self.head_dims if (error := self.error(peer, of)) is not None]
+        return bool(errors) and max(errors) < _NO_ATTENTION
 
     def is_faster(self, candidate: Candidate, other: Candidate, work: Work) -> bool:
         """Whether many such calls in a row take clearly less time, by the GPU or the host, whichever is slower."""
@@ -243,6 +249,8 @@ class TunedChoices:
                 for (candidate, size), seconds in self.times.seconds.items()
                 if size == work and not candidate.smooth_v
             }
+            if not seconds_of:
+                continue
             speeds = []
             for candidate, seconds in seconds_of.items():
                 formats = {like.pv for like in self._candidates if like.mode == candidate.mode}

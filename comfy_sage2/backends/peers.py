@@ -142,8 +142,14 @@ class PeerCall(BoundCall):
                 raise
             raise self._peer.failed(error) from error
 
-    def _finished(self, out: torch.Tensor, optional: OptionalTensors) -> Result:
+    def _finished(self, out: Any, optional: OptionalTensors) -> Result:
+        result: Result = self._guarded(self._checked, out, optional)
+        return result
+
+    def _checked(self, out: Any, optional: OptionalTensors) -> Result:
         out = out.transpose(1, 2) if self._transposes else out
+        if out.shape != self._signature.q.shape:
+            raise ValueError(f"its output has the shape {tuple(out.shape)}")
         mask = mask_4d(optional.attn_mask)
         if mask is not None:
             closed = closed_rows(mask)[..., None]

@@ -252,7 +252,22 @@ def test_errors_are_compared_on_each_kind_of_inputs(
     tuned = TunedChoices(Times(times, 0.0, {(KITCHEN, 128): mine, (EIGHT, 128): theirs}))
     assert tuned.is_no_less_exact(KITCHEN, EIGHT, 96) == tuned.is_no_less_exact(KITCHEN, EIGHT, 128) == allowed
     assert not tuned.is_no_less_exact(KITCHEN, EIGHT, 64)  # unknown there
-    assert tuned.peers == [KITCHEN]
+    assert tuned.peers == ([KITCHEN] if mine and mine[0] is not None else [])
+
+
+def test_a_package_whose_outputs_are_unlike_attention_serves_no_call() -> None:
+    times = {**made_up_gpu(), **{(KITCHEN, work): 1e-5 for work in WORKS}}
+    for errors, peers in (((0.016,), [KITCHEN]), ((1.4,), []), ((), [])):  # of NaN nothing is kept
+        assert TunedChoices(Times(times, 0.0, {(KITCHEN, 64): (0.016,), (KITCHEN, 128): errors})).peers == (
+            peers if errors else [KITCHEN]
+        )
+    assert TunedChoices(Times(times, 0.0, {})).peers == []
+
+
+def test_a_size_without_times_of_a_mode_has_no_line() -> None:
+    """Of a file that was cut short by hand, too."""
+    smooth = replace(EIGHT, smooth_v=True)
+    assert not TunedChoices(Times({(smooth, WORKS[0]): 1e-3}, 0.0)).lines()
 
 
 INT8, FP8, FP8_HALF, MXFP8 = (

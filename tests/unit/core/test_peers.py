@@ -182,6 +182,14 @@ def test_the_first_call_in_two_steps_shows_whether_the_second_step_works() -> No
         broken.prequantize(*tensors)
 
 
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+@pytest.mark.parametrize("out", [None, (torch.zeros(2, 3, 20, 16), None), torch.zeros(2, 3, 4, 16)], ids=type)
+def test_an_output_of_another_form_is_a_failure_of_the_package(out: Any, layout: str) -> None:
+    peer, tensors = peer_of(lambda *arguments: out), inputs(layout)
+    with pytest.raises(RuntimeError, match=r"^\[SA-115\] other 1.5 failed"):
+        call(peer, tensors, layout=layout).run(*tensors)
+
+
 @pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError, RuntimeError], ids=["torch's", "CUDA's"])
 def test_lacking_memory_is_no_failure_of_the_package(error: type[RuntimeError]) -> None:
     peer, tensors = peer_of(raising(error("CUDA error: out of memory"))), inputs("BHND")

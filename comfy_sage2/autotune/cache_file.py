@@ -17,8 +17,8 @@ from ..system.files import replace, user_cache
 
 log = logging.getLogger(__name__)
 
-_MOST_BYTES = 1 << 20
-_MOST_ENTRIES = 50  # the times of a GPU take about 8 kB
+_MOST_BYTES = 4 << 20
+_MOST_ENTRIES = 50  # the times of a GPU take up to 28 kB
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,12 @@ def test_the_file_as_it_is_written(findings: CacheFile) -> None:
     assert findings.path.read_bytes() == FILE
 
 
+def test_as_many_large_entries_as_are_kept_can_be_read(findings: CacheFile) -> None:
+    for driver in range(52):
+        findings.put({"gpu": "NVIDIA GeForce RTX 4090", "driver": str(driver)}, {"times": "1" * 28_000})
+        assert findings.get({"gpu": "NVIDIA GeForce RTX 4090", "driver": str(driver)}) is not None
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -77,7 +83,7 @@ def test_the_file_as_it_is_written(findings: CacheFile) -> None:
         FILE.replace(b"4090", b"\xe9"),
         b"\xff\xfe\x00" * 9,
         b"[" * 100_000,
-        b" " * (1 << 20) + FILE,
+        b" " * (4 << 20) + FILE,
     ],
     ids=range(10),
 )

@@ -132,7 +132,8 @@ def _card(summary: Summary, *, is_earlier: bool) -> Image.Image:
         _text(canvas, (left, MARGIN + FIGURE - fitting), figure.value, fitting, column - TEXT, figure.color)
         _text(canvas, (left, MARGIN + FIGURE + 12), figure.caption, TEXT, column - 8, GRAY)
     top = MARGIN + FIGURE + TEXT + 36
-    attention = f"Attention: {summary.attention_seconds:.1f} s of {summary.seconds:.1f} s" if summary.timed else "Calls"
+    seconds = min(summary.attention_seconds, summary.seconds)
+    attention = f"Attention: {seconds:.1f} s of {summary.seconds:.1f} s" if summary.timed else "Calls"
     _text(canvas, (MARGIN, top), attention, TEXT, _INNER, GRAY)
     colors = _colors(summary.shares)
     top += TEXT + 12

@@ -285,10 +285,11 @@ def _time_lines(summary: Summary, base: str) -> list[str]:
     saved, basis = 0.0, "as it ran"
     if summary.speed is not None:
         saved, basis = summary.speed.saved, f"with {base}"
+        ratio = sampling_ratio(summary)
         lines.append(
             f"Time {'saved' if saved >= 0.0 else 'lost'}: {abs(saved):.2f} s in {summary.speed.calls} calls whose time "
             f"with {base} is known too (attention {compared_speed(summary.speed.ratio)}, sampling "
-            f"{compared_speed(sampling_ratio(summary) or 1.0)})."
+            f"{compared_speed(1.0 if ratio is None else ratio)})."
         )
     share = (attention + saved) / (whole + saved)
     if share < 0.995:

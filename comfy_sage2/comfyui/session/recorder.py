@@ -183,11 +183,16 @@ def _elapsed(entries: Sequence[_Entry], kinds: Sequence[int]) -> list[float | No
     if seconds.count(None) == len(seconds):
         return seconds
     timed: defaultdict[Hashable, list[float]] = defaultdict(list)
+    first: dict[Hashable, float] = {}  # it loads or compiles what the others find
     for entry, kind, elapsed in zip(entries, kinds, seconds, strict=True):
-        if elapsed is not None:
-            timed[kind, entry.work].append(elapsed)
-            timed[kind, entry.work, entry.layer].append(elapsed)
-    usual = {key: fmean(values) for key, values in timed.items()}
+        if elapsed is None:
+            continue
+        if (kind, entry.work) not in first:
+            first[kind, entry.work] = elapsed
+            continue
+        timed[kind, entry.work].append(elapsed)
+        timed[kind, entry.work, entry.layer].append(elapsed)
+    usual = first | {key: fmean(values) for key, values in timed.items()}
     for place, (entry, kind) in enumerate(zip(entries, kinds, strict=True)):
         if seconds[place] is None:
             of_all = usual.get((kind, entry.work))

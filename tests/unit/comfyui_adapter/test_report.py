@@ -141,11 +141,16 @@ def test_time_saved_is_what_comfyui_takes_for_the_same_calls(session: Session) -
     assert "attention 2.0x faster, sampling 1.4x faster" in text
 
 
-def test_a_sample_of_the_steps_is_timed_and_stands_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first", [2.0, 100.0])
+def test_a_sample_of_the_steps_is_timed_and_stands_for_the_others(
+    monkeypatch: pytest.MonkeyPatch, first: float
+) -> None:
     """Ten calls in a step, every second of which takes twice as long and is left out of the last four of 24 steps.
 
-    In the very last step another one, which nobody timed.
+    In the very last step another one, which nobody timed. The very first one loads what the others find: it stands for
+    none of them.
     """
+    waits = [first, 1.0]  # of the first call, and before that of its pass
     steps, layers = 24, 10
     sigmas = [1.0 - step / steps for step in range(steps + 1)]
     session = session_with()
@@ -153,7 +158,7 @@ def test_a_sample_of_the_steps_is_timed_and_stands_for_the_others(monkeypatch: p
     override, model_pass = make_override(session), session.begin_pass(1.0, CPU, {})
     monkeypatch.setattr(
         "comfy_sage2.comfyui.session.session.start_timer",
-        lambda device: Watch(1.0 + len(model_pass.calls) % 2),
+        lambda device: Watch(waits.pop() if waits else 1.0 + len(model_pass.calls) % 2),
     )
     for step, sigma in enumerate(sigmas[:-1]):
         model_pass = session.begin_pass(sigma, CPU, {})
@@ -165,7 +170,7 @@ def test_a_sample_of_the_steps_is_timed_and_stands_for_the_others(monkeypatch: p
     session.end_sampling()
     summary = session.record.summary()
     assert (summary.calls, summary.timed_calls, summary.calls_without_time) == (220, 60, 1)
-    assert sum(share.seconds for share in summary.shares) == pytest.approx(20 * (5 * 1.0 + 5 * 2.0) + 19 * 1.0)
+    assert sum(share.seconds for share in summary.shares) == pytest.approx(20 * 15.0 + 19.0 - 2.0 + first)
     text = report([session])
     assert "60 of 220 calls were timed" in text and "; 1 do not count" in text
 

@@ -19,7 +19,7 @@ def hidden_keys(attn_mask: torch.Tensor | None) -> torch.Tensor | None:
         return None
     if attn_mask.shape[3] == 1:
         return None
-    hidden = ~_shows(attn_mask[:, 0, 0])
+    hidden = ~shows(attn_mask[:, 0, 0])
     return hidden & ~hidden.all(dim=1, keepdim=True)
 
 
@@ -43,12 +43,12 @@ def keys_hidden_from_all_rows(attn_mask: torch.Tensor, q_length: int, *, is_caus
         hidden = ~mask.any(dim=2)
     else:
         largest_of_rows, largest = mask.amax(dim=3), mask.amax(dim=2)
-        is_uniform = ~_shows(largest_of_rows) & (largest_of_rows > -torch.inf)
-        hidden = (largest == -torch.inf) | (~_shows(largest) & ~is_uniform.any(dim=2, keepdim=True))
+        is_uniform = ~shows(largest_of_rows) & (largest_of_rows > -torch.inf)
+        hidden = (largest == -torch.inf) | (~shows(largest) & ~is_uniform.any(dim=2, keepdim=True))
     return hidden & ~hidden.all(dim=2, keepdim=True)
 
 
-def _shows(mask: torch.Tensor) -> torch.Tensor:
+def shows(mask: torch.Tensor) -> torch.Tensor:
     """Where a mask does not hide: bool of its shape."""
     if mask.dtype == torch.bool:
         return mask

@@ -151,7 +151,11 @@ class Sparse:
             if self.share is not None:
                 on_device = constant(q.device, blocks_with, self.always, length) if self.always else None
                 count = blocks_of_share(self.share, scores.shape[3])
-                mask = BlockMask(block_lists(module, scores, count=count, always=on_device, dense=on_device))
+                dense = on_device
+                if not self.tail:  # which shows NaN of the other blocks, too
+                    is_unknown = scores.isnan().any(dim=3).any(dim=1).any(dim=0)
+                    dense = is_unknown if dense is None else is_unknown | dense
+                mask = BlockMask(block_lists(module, scores, count=count, always=on_device, dense=dense))
                 return CallBlocks(mask, mask.lists if self.tail else None)
             level = levels.Level(bound=self.bound, tail=self.tail)
             choice = choose(Inputs(q, k, v, scale, bias, self.always), scores, level)

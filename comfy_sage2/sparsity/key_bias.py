@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..reference.block_scores import LOWEST_BLOCK_SCORE, POOL_TOKENS, POOLS_OF_BLOCK
+from ..reference.hidden_keys import shows
 
 
 def key_bias(mask: torch.Tensor, length: int) -> torch.Tensor:
@@ -16,7 +17,8 @@ def key_bias(mask: torch.Tensor, length: int) -> torch.Tensor:
     if mask.dtype == torch.bool:
         bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
     else:
-        bias = mask.float()
+        hidden = ~shows(mask)  # as attention takes them; where all keys are, none is
+        bias = mask.float().masked_fill(hidden & ~hidden.all(dim=3, keepdim=True), -torch.inf)
     largest = bias.amax(dim=3, keepdim=True)
     # Where all keys are hidden, -inf - -inf would be NaN.
     return (bias - largest.masked_fill(largest == -torch.inf, 0.0)).expand(-1, -1, -1, length)

@@ -255,6 +255,36 @@ def test_calls_that_cannot_be_sparse_are_refused(keywords: dict[str, Any], reaso
         attention(*local(0), sparse=Sparse(share=0.5), **keywords)
 
 
+@pytest.mark.parametrize("content", [1e4, math.nan])
+@pytest.mark.parametrize("lowest", [torch.finfo(torch.float32).min, torch.finfo(torch.float16).min, -math.inf])
+def test_what_hidden_keys_hold_chooses_no_blocks(fresh_seed: int, lowest: float, content: float) -> None:
+    """A padding mask of the lowest number of a type hides keys as one of minus infinity does."""
+    q, k, v = local(fresh_seed)
+    mask = torch.zeros(1, TOKENS, dtype=torch.float16 if lowest == torch.finfo(torch.float16).min else torch.float32)
+    mask[:, 700:] = lowest
+    wanted = attention(q, k, v, attn_mask=mask, backend="reference", sparse=Sparse(share=0.3))
+    k[:, :, 700:] = content
+    flag = torch.zeros(1, dtype=torch.int32)
+    out = attention(q, k, v, attn_mask=mask, backend="reference", sparse=Sparse(share=0.3), nonfinite=flag)
+    assert torch.equal(out, wanted) and not flag
+
+
+@pytest.mark.parametrize("where", ["k", "mask"])
+@pytest.mark.parametrize("content", [math.nan, math.inf])
+@pytest.mark.parametrize("always", [(), ((0, 100),)], ids=["", "always"])
+def test_a_share_hides_no_value_that_is_not_finite(where: str, content: float, always: Any, fresh_seed: int) -> None:
+    """The block that has it might be one of those left out."""
+    q, k, v = local(fresh_seed)
+    mask = torch.zeros(1, TOKENS)
+    (k[0, 0, 900] if where == "k" else mask[0, 900:901]).fill_(content)
+    given: dict[str, Any] = {} if where == "k" else {"attn_mask": mask}
+    flag = torch.zeros(1, dtype=torch.int32)
+    sparse = Sparse(share=0.3, always=always)
+    out = attention(q, k, v, backend="reference", sparse=sparse, nonfinite=flag, **given)
+    dense = attention(q, k, v, backend="reference", **given)
+    assert flag and torch.equal(out.isnan(), dense.isnan()) and dense.isnan().any()
+
+
 def test_a_tail_knows_nothing_of_masks() -> None:
     mask = torch.ones(1, 1, 1, TOKENS, dtype=torch.bool)
     with pytest.raises(UnsupportedError, match="attn_mask beside a tail cannot be sparse"):

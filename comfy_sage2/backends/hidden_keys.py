@@ -59,7 +59,7 @@ class WithoutHiddenKeys(BoundCall):
         given, mask = optional.attn_mask, mask_4d(optional.attn_mask)
         assert given is not None and mask is not None
         options = self._signature.options
-        identity = _identity(given, options.is_causal)
+        identity = _identity(given, self._signature.q_length if options.is_causal else None)
         if _hides_none(identity):
             return self._call, k, v
         hidden = keys_hidden_from_all_rows(mask, self._signature.q_length, is_causal=options.is_causal)
@@ -105,7 +105,7 @@ def _note(identity: Hashable, hidden: torch.Tensor) -> None:
         _hides.pop(next(iter(_hides)), None)
 
 
-def _identity(mask: torch.Tensor, is_causal: bool) -> Hashable:
+def _identity(mask: torch.Tensor, causal_rows: int | None) -> Hashable:
     """What a mask is known by: its memory, for as long as that lives; None in a graph, whose replays have other values.
 
     Writes to inference tensors cannot be seen: one that hid no key before is then still taken for such a mask.
@@ -114,4 +114,4 @@ def _identity(mask: torch.Tensor, is_causal: bool) -> Hashable:
         return None
     version = None if mask.is_inference() else mask._version
     place = StorageWeakRef(mask.untyped_storage()), mask.storage_offset()
-    return *place, mask.shape, mask.stride(), mask.dtype, version, is_causal
+    return *place, mask.shape, mask.stride(), mask.dtype, version, causal_rows

@@ -129,6 +129,18 @@ def test_a_mask_of_rows_hides_other_keys_from_causal_calls() -> None:
     assert torch.equal(comfy_sage2.attention(q, *loud, attn_mask=mask, is_causal=True), wanted)
 
 
+def test_a_mask_hides_other_keys_where_there_are_fewer_queries() -> None:
+    """What a causal call of as many queries as keys has learned of a mask, that it hides none, does not hold."""
+    q, k, v = inputs()
+    k, v, few = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]], q[:, :, :50]
+    mask = torch.ones(1, q.shape[1], 1, q.shape[2], dtype=torch.bool)
+    broken = [torch.cat([tensor[:, :, :50], tensor[:, :, 50:] * torch.nan], dim=2) for tensor in (k, v)]
+    wanted = comfy_sage2.attention(few, *broken, attn_mask=mask.clone(), is_causal=True)
+    comfy_sage2.attention(q, k, v, attn_mask=mask, is_causal=True)
+    assert torch.equal(comfy_sage2.attention(few, *broken, attn_mask=mask, is_causal=True), wanted)
+    assert wanted.isfinite().all()
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_a_row_of_the_lowest_number_alone_attends_to_keys_that_others_do_not(is_causal: bool) -> None:
     q, k, v = inputs()

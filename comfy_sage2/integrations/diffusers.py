@@ -31,6 +31,7 @@ from ..dispatch import registry
 from ..dispatch.operators import define, like_q, run, run_by_the_compiler
 from ..dispatch.plan import CallPlan, Refusal, plan
 from ..options import AUTO, EXACT, AttentionOptions, check_choice
+from ..sparsity import levels
 from ..sparsity.call_blocks import run_sparse
 from ..sparsity.declared import Sparse
 from ..text import error_text
@@ -89,15 +90,15 @@ class Patch:
         _patches[self._name] = self
         self._forwards: list[tuple[torch.nn.Module, Callable[..., Any], Callable[..., Any] | None]] = []
         for module in model.modules():
-            if hasattr(module, "processor"):
+            if hasattr(module, "processor") and not hasattr(module, "_orig_mod"):  # not a compiled one around it
                 # Another library's wrapper lies in the instance too; the class's own forward does not.
                 earlier = module.__dict__.get("forward")
-                # A method, so that in a copy of the model it is the copy's own.
-                forward = (
-                    MethodType(self._answering(type(module).forward), module)
-                    if earlier is None
-                    else self._answering(earlier)
-                )
+                below: Any = MethodType(type(module).forward, module) if earlier is None else earlier
+                while getattr(below, "is_of_a_patch", False):  # the latest patch answers
+                    below = below.args[0]
+                # Partial, so that a copy of the model calls what lies below in the copy.
+                forward: Any = functools.update_wrapper(functools.partial(self._answering(), below), below)
+                forward.is_of_a_patch = True
                 self._forwards.append((module, forward, earlier))
                 module.forward = forward
         if not self._forwards:
@@ -134,9 +135,8 @@ class Patch:
         lines += [f"auto, head_dim {head_dim}: {reason}" for head_dim, reason in self.auto_modes.items()]
         return "\n".join(lines) or "no attention call yet"
 
-    def _answering(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(forward)
-        def answering(*args: Any, **kwargs: Any) -> Any:
+    def _answering(self) -> Callable[..., Any]:
+        def answering(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             if not self._forwards:  # undone, and this is a copy of the model
                 return forward(*args, **kwargs)
             if torch.compiler.is_compiling():
@@ -365,4 +365,5 @@ def patch(
     check_choice("when", when, _WHEN)
     if backend is not None:
         registry.get(backend)
-    return Patch(transformer, chosen, when, backend, None if sparse is None else Sparse.of(sparse))
+    wanted = None if sparse is None or sparse == levels.OFF else Sparse.of(sparse)
+    return Patch(transformer, chosen, when, backend, wanted)

@@ -210,3 +210,11 @@ def test_a_module_that_raises_leaves_torch_as_it_was() -> None:
     with patch(model, backend="reference"), pytest.raises(Exception, match=message):
         torch.compile(model, backend="eager")(torch.randn(1, 2, 24, 32))
     assert F.scaled_dot_product_attention is torchs
+
+
+def test_an_attention_module_that_is_compiled_by_itself_counts_once() -> None:
+    model = wan()
+    model.blocks[0].attn1 = torch.compile(model.blocks[0].attn1, backend="eager")
+    with patch(model, backend="reference") as patched:
+        run_wan(model)
+    assert patched.calls == {"reference": 4} and not patched.fallbacks

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +93,35 @@ def test_a_copy_of_a_patched_model_computes_with_its_own_weights(transformer: An
         assert F.cosine_similarity(run(copied).flatten(), full.flatten(), dim=0) > 0.999
     assert torch.equal(run(copied), full)  # its own attention, too
     assert not torch.equal(run(transformer), full) and patched.calls == {"reference": 6 * LAYERS}
+
+
+def test_the_latest_patch_answers(transformer: Any) -> None:
+    """As of a cell of a notebook that is run again."""
+    with patch(transformer, mode="4b", backend="reference"):
+        wanted = run(transformer)
+    first = patch(transformer, backend="reference")
+    with patch(transformer, mode="4b", backend="reference") as second:
+        assert torch.equal(run(transformer), wanted)
+        assert second.calls == {"reference": 2 * LAYERS} and not second.fallbacks and not first.calls
+    run(transformer)
+    assert first.calls == {"reference": 2 * LAYERS}
+
+
+@pytest.mark.parametrize("below", ["a patch", "a method", "a partial"])
+def test_a_copy_over_another_forward_computes_with_its_own_weights(transformer: Any, below: str) -> None:
+    if below == "a patch":
+        patch(transformer, backend="reference")
+    for module in transformer.modules():
+        if hasattr(module, "processor") and below != "a patch":
+            bound = MethodType(type(module).forward, module)
+            module.forward = bound if below == "a method" else partial(bound)
+    with patch(transformer, backend="reference"):
+        copied = copy.deepcopy(transformer)
+        for block in copied.blocks:
+            for parameter in (*block.attn1.parameters(), *block.attn2.parameters()):
+                parameter.zero_()
+        for block in copied.blocks:
+            assert not block.attn1(torch.randn(1, 8, 64)).any()
 
 
 def test_attention_outside_the_model_is_not_answered(transformer: Any) -> None:
@@ -240,3 +270,6 @@ def test_short_calls_and_unknown_levels(transformer: Any) -> None:
     assert patched.dense == {"[SA-215] this call is too short to save time": LAYERS}
     with pytest.raises(ValueError, match="sparse must be one of"):
         patch(transformer, sparse="draft")
+    with patch(transformer, backend="reference", sparse="off") as patched:
+        run(transformer)
+    assert patched.calls == {"reference": 2 * LAYERS} and not patched.dense

@@ -45,8 +45,8 @@ def test_divided_is_as_close_as_undivided(case: Case, outputs: dict[str, torch.T
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [({"mode": "2b"}, "mode must be"), ({"backend": "none"}, "backend must be")],
-    ids=["mode", "backend"],
+    [({"mode": "2b"}, "mode must be"), ({"backend": "none"}, "backend must be"), ({"sparse": "no"}, "sparse must be")],
+    ids=["mode", "backend", "sparse"],
 )
 def test_unknown_options(option: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -76,11 +76,18 @@ def _kernel(architecture: str) -> str:
     return f"cannot be used: {reason} ({about})"
 
 
+def _capability(device: torch.device) -> tuple[int, int] | None:
+    try:
+        return torch.cuda.get_device_capability(device)
+    except RuntimeError:  # a GPU that CUDA cannot start; its own line says why
+        return None
+
+
 def _self_test_lines() -> Iterator[str]:
     """Test each module that belongs to a GPU here."""
     for device in devices():
         for backend in KERNELS if device.type == "cuda" else ():
-            is_for = torch.cuda.get_device_capability(device) in backend.capabilities
+            is_for = _capability(device) in backend.capabilities
             if is_for and backend.availability() is None:
                 test = partial(self_test.test_now, backend.name, device.index, backend.variants)
                 yield _line(f"{backend.name} on {device}", _guarded(lambda test=test: test().text))

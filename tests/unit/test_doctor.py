@@ -115,6 +115,21 @@ def test_a_report_has_all_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert without["measured speed"] == [("none", "no GPU here")]
 
 
+def test_a_gpu_that_cuda_cannot_start_ends_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML may list it nevertheless."""
+
+    def fail(device: torch.device) -> None:
+        raise RuntimeError("Error 802: system not yet initialized")
+
+    install(monkeypatch, Accelerated("broken", works=False))
+    monkeypatch.setattr(doctor, "devices", lambda: [torch.device("cuda", 0), torch.device("cpu")])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", fail)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
+    parts = parts_of(doctor.report([doctor.Verdict("cuda:0", "8b", {"broken": "no"})], {0: None}.__getitem__))
+    assert parts["self-test of the kernels"] == [("none", "no kernels for a GPU here")]
+    assert any("system not yet initialized" in text for _, text in parts["machine"])
+
+
 def test_the_verdict_names_every_device() -> None:
     verdicts = [
         doctor.Verdict("cuda:0", "8b", {"a": None, "b": "no"}),

@@ -16,7 +16,6 @@ from .dispatch import registry
 from .dispatch.operators import has_observer, observed, without_gradient
 from .dispatch.plan import Refusal, plan
 from .options import AttentionOptions
-from .sparsity import levels
 from .sparsity.call_blocks import CallBlocks, add_tail_
 from .sparsity.declared import Sparse
 
@@ -83,9 +82,10 @@ def attention(
     optional = OptionalTensors.of(attn_mask, block_mask, nonfinite, rotated_heads)
     if backend is not None and not isinstance(backend, str):
         registry.get(backend)  # raises: neither the cache of plans nor an operator could hold it
-    if sparse is not None and sparse != levels.OFF:
+    wanted = None if sparse is None else Sparse.of(sparse)
+    if wanted is not None:
         chosen = options if type(options) is AttentionOptions and not choices else _options(options, choices)
-        blocks = Sparse.of(sparse).blocks(q, k, v, chosen, optional)
+        blocks = wanted.blocks(q, k, v, chosen, optional)
         if blocks is not None and blocks.tail_lists is not None:
             return _with_tail(q, k, v, blocks, backend, optional, chosen)
         if blocks is not None:

@@ -31,7 +31,6 @@ from ..dispatch import registry
 from ..dispatch.operators import define, like_q, run, run_by_the_compiler
 from ..dispatch.plan import CallPlan, Refusal, plan
 from ..options import AUTO, EXACT, AttentionOptions, check_choice
-from ..sparsity import levels
 from ..sparsity.call_blocks import run_sparse
 from ..sparsity.declared import Sparse
 from ..text import error_text
@@ -365,5 +364,4 @@ def patch(
     check_choice("when", when, _WHEN)
     if backend is not None:
         registry.get(backend)
-    wanted = None if sparse is None or sparse == levels.OFF else Sparse.of(sparse)
-    return Patch(transformer, chosen, when, backend, wanted)
+    return Patch(transformer, chosen, when, backend, Sparse.of(sparse))

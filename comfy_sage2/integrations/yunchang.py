@@ -15,7 +15,6 @@ import torch
 from ..attention import attention
 from ..dispatch import registry
 from ..options import AttentionOptions
-from ..sparsity import levels
 from ..sparsity.declared import Sparse
 
 Processor = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -39,8 +38,7 @@ def attention_processor(
     chosen = AttentionOptions.of_model(options, choices)
     if backend is not None:
         registry.get(backend)
-    if sparse is not None and sparse != levels.OFF:
-        sparse = Sparse.of(sparse)
+    sparse = Sparse.of(sparse)
 
     # The parameters are those that yunchang passes to every attention function.
     def processor(

@@ -92,14 +92,19 @@ class Sparse:
         return f"[SA-215] calls with {present} cannot be sparse: leave out `sparse`" if present else None
 
     @classmethod
-    def of(cls, sparse: object) -> Sparse:
-        """`sparse` of a call, which may be the name of a level of the node. TypeError, ValueError: it is neither."""
-        if isinstance(sparse, cls):
+    def of(cls, sparse: object) -> Sparse | None:
+        """`sparse` of a call, which may be the name of a level of the node; None for None and "off".
+
+        TypeError, ValueError: it is none of these.
+        """
+        if sparse is None or isinstance(sparse, cls):
             return sparse
         if not isinstance(sparse, str):
             raise TypeError(
                 f"[SA-215] sparse must be a comfy_sage2.Sparse, a level or None, got {type(sparse).__name__}"
             )
+        if sparse == levels.OFF:
+            return None
         check_choice("sparse", sparse, levels.LEVELS)
         return cls(**levels.LEVELS[sparse]._asdict())
 

@@ -93,7 +93,7 @@ def _in_slices(module: Any) -> Callable[..., torch.Tensor]:
             key = id(module), x.shape, x.dtype
             projected = _projected(session, x.device, tokens, part, plain, options, key)
         else:
-            session.note_whole("[SA-324] ComfyUI adds LoRAs to weights in RAM, and does so again for each slice")
+            session.note_whole("[SA-324] ComfyUI would add the LoRAs to weights in RAM once for each slice")
         return whole(x, *args, **kwargs) if projected is None else projected
 
     forward.makes_slices = True  # type: ignore[attr-defined]

@@ -29,8 +29,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 EXACT_FACTOR, REFERENCE_BOUND = 2.0, 2e-2
 EXACT_FACTOR_OF_FEW, REFERENCE_BOUND_OF_FEW = 4.0, 6e-2
 FEW_ROWS, FEW_CHANNELS = 16, 8
-# A row with a smaller LSE sees only keys at a mask's lowest number, which these modes leave out
-# (docs/results/reliability.md): a query of padding, or one whose block list has hidden keys alone.
+# A row with a smaller LSE sees only keys at a mask's lowest number, which these modes leave out: a query of padding, or
+# one whose block list has hidden keys alone.
 OF_HIDDEN_KEYS = -1e30
 
 

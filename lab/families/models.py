@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -180,6 +181,8 @@ def seconds_by_turns(
         finally:
             turns.leave(name)
 
+    gc.collect()
+    gc.freeze()  # else a collection that visits every object lands in one candidate's step
     with ThreadPoolExecutor(len(candidates)) as pool:
         for _ in range(rounds):
             turns = Turns(candidates, drawn)
@@ -187,4 +190,5 @@ def seconds_by_turns(
             turns.give()
             for sampling in running:
                 sampling.result()
+    gc.unfreeze()
     return seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import ceil, sqrt
 from statistics import median
 from typing import Any
 
@@ -45,12 +46,15 @@ class TimedSteps:
     peak_gib: float
     in_pairs: bool = False  # the steps of all candidates with the same number were made one right after the other
 
-    def times_as_fast(self, name: str) -> float:
-        """A candidate's speed, where that of ComfyUI's default is 1."""
+    def times_as_fast(self, name: str) -> str:
+        """A candidate's speed by that of ComfyUI's default; for pairs with the 95 % interval of their median."""
         default, seconds = self.seconds[DEFAULT], self.seconds[name]
-        if self.in_pairs:
-            return median(before / now for before, now in zip(default, seconds, strict=True))
-        return median(default) / median(seconds)
+        if not self.in_pairs:
+            return f"{median(default) / median(seconds):.2f}"
+        ratios = sorted(before / now for before, now in zip(default, seconds, strict=True))
+        middle, width = len(ratios) // 2, ceil(0.98 * sqrt(len(ratios)))
+        low, high = ratios[max(0, middle - width)], ratios[min(len(ratios) - 1, middle + width)]
+        return f"{median(ratios):.2f} ({low:.2f} to {high:.2f})"
 
 
 @dataclass
@@ -96,7 +100,7 @@ class FamilyRow:
                 return _NOT_RUN
             return f"{median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
-        faster = [f"{timed.times_as_fast(mode):.2f}" for mode in modes]
+        faster = [timed.times_as_fast(mode) for mode in modes]
         cells = [str(timed.tokens), *map(seconds, names), *faster, timed.served, f"{timed.peak_gib:.1f}"]
         return [*begin, *cells]
 
@@ -108,9 +112,10 @@ def body(rows: Sequence[FamilyRow], modes: Sequence[str], *, is_gpu: bool) -> li
     for row in rows:
         named |= dict.fromkeys(row.timed.seconds if row.timed is not None else ())
     names = [*(name for name in named if name != NOTHING), NOTHING]
+    pairs = " step by step; *times as fast* is the median of their ratios, step by step, with its 95 % interval"
     about_steps = (
         f"bf16, random weights: median (least to most) over all steps of the rounds, in which candidates take turns"
-        f"{' step by step; *times as fast* is the median of their ratios, step by step' if in_pairs else ''}. "
+        f"{pairs if in_pairs else ''}. "
         "The node has its defaults but for the mode, so it leaves to exact attention what is faster there; with "
         "*sparse* every timed step is sparse. Calls are those of one step."
         if is_gpu

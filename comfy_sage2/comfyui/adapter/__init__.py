@@ -1,1 +1,1 @@
-"""What ComfyUI hands over, read: a call, the options of its pass, the packs around it and its memory."""
+"""Readers of what ComfyUI passes in: attention calls, options of a pass, other packs' functions, device memory."""

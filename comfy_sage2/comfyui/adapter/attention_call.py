@@ -16,9 +16,9 @@ from ...options import AttentionOptions
 Override = Callable[..., torch.Tensor]  # a node's replacement of an attention function
 Fallback = Callable[[], torch.Tensor]
 
-_POSITIONAL = 8  # ComfyUI's attention functions take the first eight fields below by position too
-OVERRIDE = "optimized_attention_override"  # its name in ComfyUI's `transformer_options`
-INSIDE = "_inside_attn_wrapper"  # with it an attention function looks for no override
+_POSITIONAL = 8  # ComfyUI's attention functions also accept the first eight fields below by position
+OVERRIDE = "optimized_attention_override"  # the override's key in ComfyUI's `transformer_options`
+INSIDE = "_inside_attn_wrapper"  # with this argument an attention function skips the override
 
 
 @dataclass(eq=False)
@@ -29,13 +29,13 @@ class AttentionCall:
         q, k, v: (B, N, H * D), or (B, H, N, D) with `skip_reshape`; k and v may have fewer heads with `enable_gqa`.
         mask: None, or bool (True = attend) or additive float; 2-D (Nq, Nkv), 3-D (B, Nq, Nkv) or 4-D (B, H, Nq, Nkv),
             each dimension may be 1.
-        attn_precision: the dtype that the model asks for in the scores; only ComfyUI's attention gets it.
+        attn_precision: the dtype that the model requests for the scores; only ComfyUI's attention receives it.
         skip_output_reshape: the caller wants (B, H, N, D) back instead of (B, N, H * D).
-        low_precision_attention: False where the model forbids a quantized attention. Beside a mask it says no more
-            than that the masks of another package's kernels are not to be trusted: LTX sets it so for its guides.
-        unknown: arguments that this adapter does not understand.
-        declared: in words the attention that the model's file asks for, where it is to serve what this node leaves.
-        containers: those of q, k and v, where ComfyUI gives them in such: whoever empties one frees its tensor.
+        low_precision_attention: False if the model forbids quantized attention. With a mask, False only means that the
+            model distrusts the mask support of another package's kernels: LTX sets it for its guides.
+        unknown: names of the arguments that this adapter does not understand.
+        declared: the attention, in words, that the model's file asks for and that serves the calls this node leaves.
+        containers: the containers of q, k and v, if ComfyUI passes containers. Emptying one frees its tensor.
     """
 
     q: torch.Tensor
@@ -56,7 +56,7 @@ class AttentionCall:
 
     @classmethod
     def of_containers(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionCall:
-        """As `of`, for q, k and v in containers, which keep them."""
+        """Like `of`, for q, k and v in containers, which keep their tensors."""
         containers = args[:3]
         call = cls.of((*(container.peek() for container in containers), *args[3:]), kwargs)
         call.containers = containers
@@ -68,7 +68,7 @@ class AttentionCall:
         return _bound(*args, **kwargs)
 
     def keywords(self) -> dict[str, Any]:
-        """The call after q, k, v and heads as keywords, without defaults that older versions of ComfyUI do not know."""
+        """The arguments after q, k, v and heads; omits default values of arguments that older ComfyUI versions lack."""
         keywords: dict[str, Any] = {
             "mask": self.mask,
             "attn_precision": self.attn_precision,
@@ -84,11 +84,11 @@ class AttentionCall:
         return keywords
 
     def values(self) -> list[Any]:
-        """The values of ARGUMENTS, from which `AttentionCall(*values)` makes the call again."""
+        """The values of ARGUMENTS; `AttentionCall(*values)` makes an equal call."""
         return [getattr(self, name) for name in ARGUMENTS]
 
     def release(self) -> None:
-        """Let go of q, k and v, so that whoever else holds them decides when their memory is freed."""
+        """Drop the references to q, k and v, so that their other holders decide when the memory is freed."""
         del self.q, self.k, self.v
         self._views = None
 
@@ -97,19 +97,19 @@ class AttentionCall:
         return not hasattr(self, "q")
 
     def empty_containers(self) -> None:
-        """Consume the containers, as who made the call expects; a released call then has no inputs any more."""
+        """Empty the containers, as the caller expects. A released call cannot be computed any more after this."""
         for container in self.containers:
             container.tensor = None
 
     def signature(self, options: AttentionOptions, routing: Routing) -> CallSignature:
-        """`options` have the call's layout and scale. ValueError when the sizes do not fit `heads`."""
+        """options: with the call's layout and scale. ValueError if the sizes do not fit `heads`."""
         mask = self.mask_4d()
         optional = NO_TENSORS if mask is None else OptionalTensors(mask)
         return CallSignature.of(*self.tensors(), options, optional, routing)
 
     @cached_property
     def form(self) -> CallForm:
-        """What the call has in common with others of the same arguments, but for the values in its tensors."""
+        """The form that this call shares with calls whose arguments are equal, apart from the tensors' values."""
         q, k, v, mask = self.q, self.k, self.v, self.mask
         if not (type(q) is type(k) is type(v) is torch.Tensor and (mask is None or type(mask) is torch.Tensor)):
             return CallForm(self, is_repeatable=False)
@@ -123,11 +123,11 @@ class AttentionCall:
         )  # fmt: skip
         try:
             form = _forms.get(key)
-        except TypeError:  # an argument that no dictionary can hold
+        except TypeError:  # an unhashable argument
             return CallForm(self, is_repeatable=False)
         if form is None:
-            if len(_forms) >= _MOST_FORMS:
-                _forms.clear()  # who holds one keeps it
+            if len(_forms) >= _MAX_FORMS:
+                _forms.clear()  # calls keep the forms that they hold
             form = _forms[key] = CallForm(self, is_repeatable=True)
         return form
 
@@ -138,21 +138,21 @@ class AttentionCall:
 
     @property
     def head_dim(self) -> int:
-        """Channels of one query head; of no use when the sizes do not fit `heads`, which `tensors` reports."""
+        """Channels of one query head. Meaningless if the sizes do not fit `heads`; `tensors` raises then."""
         return self.q.shape[-1] if self.skip_reshape else self.q.shape[-1] // self.heads
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether ComfyUI trains: a gradient is asked for, and quantized attention has none."""
+        """Whether the call needs a gradient, as in training; quantized attention has none."""
         if not torch.is_grad_enabled():
             return False
-        # A mask without values has no gradient, and with torch 2.6 it cannot be asked.
+        # A mask without values has no gradient, and torch 2.6 cannot read its requires_grad.
         masks = () if self.mask is None or overrides_torch(self.mask) else (self.mask,)
         return any(tensor.requires_grad for tensor in (self.q, self.k, self.v, *masks))
 
     @property
     def reason_against_quantizing(self) -> str | None:
-        """Why the call must be left to ComfyUI's attention on every machine, or None."""
+        """Why ComfyUI's attention must compute the call on every machine, or None."""
         if self.unknown:
             return f"[SA-308] the model passes arguments that this version does not know: {', '.join(self.unknown)}"
         if not self.low_precision_attention and self.mask is None:
@@ -169,7 +169,7 @@ class AttentionCall:
         return "BHND" if self.skip_output_reshape else "BNHD"
 
     def tensors(self, layout: str | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k, v as views in `layout` (None: the call's own), or copies; ValueError if sizes do not fit `heads`."""
+        """q, k, v in `layout` (None: the call's own), views if possible; ValueError if sizes do not fit `heads`."""
         views = self._views
         if views is None:
             q, k, v = (self.q, self.k, self.v) if self.skip_reshape else self._split_heads()
@@ -193,7 +193,7 @@ class AttentionCall:
         return q, _heads_of("k", self.k, head_dim), _heads_of("v", self.v, head_dim)
 
     def mask_4d(self) -> torch.Tensor | None:
-        """The mask with batch and head dimensions as ComfyUI adds them; of another rank as it is, to be refused."""
+        """A 2-D or 3-D mask with the dimensions that ComfyUI adds; other masks unchanged, for validation to check."""
         if self.mask is None or self.mask.ndim not in (2, 3):
             return self.mask
         return self.mask[None, None] if self.mask.ndim == 2 else self.mask[:, None]
@@ -202,11 +202,11 @@ class AttentionCall:
         return out if self.skip_output_reshape else out.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def output(self, out: torch.Tensor) -> torch.Tensor:
-        """An output in the call's layout in the form that the caller expects: (B, N, H * D), or (B, H, N, D)."""
+        """`out`, in the call's layout, in the shape that the caller expects: (B, N, H * D) or (B, H, N, D)."""
         return out if self.skip_output_reshape else out.flatten(2)
 
     def output_shape(self) -> tuple[int, ...]:
-        """The shape of `output`, also under a compiler."""
+        """The shape of `output`, also while a compiler traces."""
         q_length, _ = self.lengths
         if self.skip_output_reshape:
             return (self.q.shape[0], self.heads, q_length, self.head_dim)
@@ -214,10 +214,10 @@ class AttentionCall:
 
 
 class CallForm:
-    """What calls of equal arguments have in common, whatever the values in their tensors. Compared by identity.
+    """What calls with equal arguments share, whatever values their tensors hold. Compared by identity.
 
-    is_repeatable: False of unusual classes of tensors and of arguments that cannot be compared: one form each.
-    is_dense: the channels of q, k and v lie together, so that nothing has to be copied.
+    is_repeatable: False for tensor subclasses and unhashable arguments: each such call has its own form.
+    is_dense: the channels of q, k and v have stride 1, so that nothing has to be copied.
     """
 
     __slots__ = ("is_dense", "is_repeatable", "lengths", "output_shape")
@@ -229,9 +229,9 @@ class CallForm:
         self.output_shape = call.output_shape()
 
 
-# Threads may add and clear at once: a form that is made twice is decided twice.
+# Threads may add and clear concurrently: if two make the same form, it is only decided twice.
 _forms: dict[tuple[Any, ...], CallForm] = {}
-_MOST_FORMS = 1024
+_MAX_FORMS = 1024
 
 
 def _bound(
@@ -252,9 +252,9 @@ def _bound(
     _inside_attn_wrapper: Any = None,
     **unknown: Any,
 ) -> AttentionCall:
-    """The call with these arguments: Python binds them faster than a loop does. Those without a meaning here end here.
+    """The call with these arguments; Python binds them faster than a loop does. Drops those without a meaning here.
 
-    `preferred_attention`, what a model's file asks for, is read by `declared_attention`.
+    `preferred_attention` is what a model's file asks for; `declared_attention` reads it from the caller's frame.
     """
     names = tuple(unknown)
     if further:
@@ -269,7 +269,7 @@ def _bound(
 
 
 def _heads_of(name: str, tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """k or v as (B, N, H, D). Some models, Stable Diffusion 3 among them, pass it so, beside q as (B, N, H * D)."""
+    """k or v as (B, N, H, D). Some models, such as Stable Diffusion 3, pass it so, together with q (B, N, H * D)."""
     *sizes, channels = tensor.shape
     if len(sizes) == 3 and channels == head_dim:
         return tensor
@@ -294,7 +294,7 @@ ARGUMENTS = tuple(
 
 
 def comfyui_attention(name: str = "optimized_attention") -> Callable[..., torch.Tensor]:
-    """ComfyUI's attention function `name`, or the one it chose at start; with INSIDE it asks no override."""
+    """ComfyUI's attention function `name`, or the one it chose at startup. INSIDE makes it skip the override."""
     from comfy.ldm.modules import attention
 
     function: Callable[..., torch.Tensor] = getattr(attention, name, attention.optimized_attention)

@@ -1,10 +1,11 @@
 """The attention that a model's file, or a LoRA, asks for in its layers.
 
-In ComfyUI from 0.37 on an attention module has a child, `comfy_attention`, which reads the tensor
-"<module>.comfy_attention.config" of a file: JSON with the name of an attention and its parameters, or a list of such in
+In ComfyUI 0.37 and later, an attention module has a child, `comfy_attention`, which reads the tensor
+"<module>.comfy_attention.config" of a file: JSON with the name and parameters of an attention, or a list of these in
 order of preference. The module passes its child to ComfyUI's attention function as `preferred_attention`. That function
-asks an override first and keeps `preferred_attention` from it, so that what an override leaves would get ComfyUI's
-attention and not what the file asks for. Here it is read from the function that asks, which is the override's caller.
+calls an override first and does not pass `preferred_attention` to it, so a call that the override leaves would get
+ComfyUI's attention instead of the one that the file asks for. This module therefore reads `preferred_attention` from
+the frame of that function, which is the override's caller.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from .attention_call import INSIDE, OVERRIDE, comfyui_attention
 
 CHILD = "comfy_attention"
 _ARGUMENT = "preferred_attention"
-_LONGEST = 60  # characters of a method's name and parameters, which come from a file
-_DEEPEST = 64  # frames between an override and ComfyUI's function: those of other packs' overrides
+_MAX_LABEL = 60  # characters of an attention's name and parameters, which come from a file
+_MAX_FRAMES = 64  # frames from this override to ComfyUI's function; other packs' overrides lie between them
 
 
 @dataclass(frozen=True)
 class DeclaredAttention:
-    """The child module into which ComfyUI has read what an attention module's file asks for, and that in words."""
+    """The `comfy_attention` child of an attention module, and the attention that the file asks for, in words."""
 
     module: Any
     label: str
 
     def run(self, function: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
-        """Call ComfyUI's attention function of this name without an override, so that it does what the file asks."""
+        """Call ComfyUI's attention function of this name without an override, to compute what the file asks for."""
         options = {name: value for name, value in (kwargs.get("transformer_options") or {}).items() if name != OVERRIDE}
         keywords = {name: value for name, value in kwargs.items() if name != INSIDE}
         return comfyui_attention(function)(
@@ -44,26 +45,26 @@ class DeclaredAttention:
 
 
 def declared(module: Any) -> DeclaredAttention | None:
-    """What `module`, a child `comfy_attention` or None, asks for; None if this device has no such attention."""
+    """What `module`, a `comfy_attention` child or None, asks for; None if this device has no such attention."""
     label = _label(getattr(module, "config", None))
     return DeclaredAttention(module, label) if label and getattr(module, "function", None) is not None else None
 
 
 def of_caller() -> DeclaredAttention | None:
     """What the file asks for in the attention call whose override is running in this thread."""
-    asks = _asking_function()
-    frame = None if asks is None else sys._getframe(1)
-    for _ in range(_DEEPEST):
+    asking_code = _code_that_calls_overrides()
+    frame = None if asking_code is None else sys._getframe(1)
+    for _ in range(_MAX_FRAMES):
         if frame is None:
             return None
-        if frame.f_code is asks:
+        if frame.f_code is asking_code:
             return declared(frame.f_locals.get(_ARGUMENT))
         frame = frame.f_back
     return None
 
 
-def _asking_function() -> CodeType | None:
-    """The code of ComfyUI's function that asks overrides; None in versions where files declare no attention."""
+def _code_that_calls_overrides() -> CodeType | None:
+    """The code of ComfyUI's function that calls overrides; None in versions where files declare no attention."""
     from comfy.ldm.modules import attention
 
     decorator = getattr(getattr(attention, "wrap_attn", None), "__code__", None)
@@ -73,7 +74,7 @@ def _asking_function() -> CodeType | None:
 
 @dataclass(frozen=True)
 class DeclaredLayers:
-    """By label, how many modules ask for an attention: `served` here, or `missing` on this device."""
+    """How many modules ask for each attention, by label: those `served` and those `missing` on this device."""
 
     served: Mapping[str, int]
     missing: Mapping[str, int]
@@ -87,7 +88,7 @@ NONE_DECLARED = DeclaredLayers({}, {})
 
 
 def declared_layers(model: Any, patches: Mapping[str, Any] | None = None) -> DeclaredLayers:
-    """What attention modules of ComfyUI's `model` ask for; patches: its object patches, perhaps not yet applied."""
+    """What attention modules of ComfyUI's `model` ask for. patches: its object patches, maybe not applied yet."""
     diffusion_model = getattr(model, "diffusion_model", None)
     if not isinstance(diffusion_model, torch.nn.Module):
         return NONE_DECLARED
@@ -95,7 +96,7 @@ def declared_layers(model: Any, patches: Mapping[str, Any] | None = None) -> Dec
 
 
 def declared_by(children: Iterable[Any]) -> DeclaredLayers:
-    """What these modules ask for, into which ComfyUI has read it."""
+    """What these `comfy_attention` modules ask for."""
     served: Counter[str] = Counter()
     missing: Counter[str] = Counter()
     for child in children:
@@ -114,10 +115,10 @@ def _children(model: torch.nn.Module, patches: Mapping[str, Any]) -> Iterator[An
 
 
 def _label(config: object) -> str:
-    """A configuration in words, or "" where it names no attention."""
+    """A configuration in words, or "" if it names no attention."""
     words = []
     for entry in config if isinstance(config, (list, tuple)) else [config]:
         if isinstance(entry, Mapping) and entry.get("attention"):
             options = ", ".join(f"{name} {value}" for name, value in entry.items() if name != "attention")
-            words.append(one_line(f"{entry['attention']}{f' ({options})' if options else ''}"[:_LONGEST]))
+            words.append(one_line(f"{entry['attention']}{f' ({options})' if options else ''}"[:_MAX_LABEL]))
     return ", else ".join(words)

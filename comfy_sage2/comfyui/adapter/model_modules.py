@@ -1,4 +1,4 @@
-"""What the modules of a model tell, read in one walk: there are thousands, and others may change them at any time."""
+"""Facts about the modules of a model, read in one walk: there are thousands, and packs may change them at any time."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from .declared_attention import CHILD
 from .packs import pack_of, replaced_methods
 
-# Parts of the names that ComfyUI's models give to the modules of their cross-attentions.
+# Parts of the names that ComfyUI's models give to their cross-attention modules.
 _CROSS = ("cross", "attn2")
-_COMPILED = "_orig_mod"  # torch's name for the module that it compiles
+_COMPILED = "_orig_mod"  # torch's name for the original module inside a compiled one
 
 
 @dataclass(frozen=True)
 class ModelModules:
-    """What the modules of a diffusion model tell.
+    """Facts about the modules of a diffusion model.
 
     Attributes:
-        declaring: the modules into which ComfyUI reads the attention that a file asks for.
-        replaced: functions of other packs that replace methods on one module alone.
-        have_hooks: a module has a hook of torch's around its forward function.
-        cross_attend: a module is a cross-attention, by its name or its class; True of what is no torch module.
+        declaring: the `comfy_attention` modules, into which ComfyUI reads the attention that a file asks for.
+        replaced: other packs' functions that replace methods of single modules.
+        have_hooks: a module has a torch hook around its forward function.
+        cross_attend: a module is a cross-attention, by its name or class. True if the model is no torch module.
     """
 
     declaring: Sequence[torch.nn.Module] = ()
@@ -37,7 +37,7 @@ class ModelModules:
             return cls()
         modules, seen, names = [model], {id(model)}, set[str]()
         declaring: list[torch.nn.Module] = []
-        for module in modules:  # which grows; torch's `modules`, a generator for each level, takes twice as long
+        for module in modules:  # the list grows; torch's `modules`, a generator for each level, takes twice as long
             children = module._modules
             if not children:
                 continue
@@ -48,7 +48,7 @@ class ModelModules:
                     modules.append(child)
                     if name == CHILD:
                         declaring.append(child)
-        is_compiled = _COMPILED in names  # what torch.compile returns has a forward function of its own
+        is_compiled = _COMPILED in names  # a compiled module has its own forward function
         plain = [module for module in modules if _COMPILED not in module._modules] if is_compiled else modules
         words = names.union(module_class.__name__ for module_class in set(map(type, modules)))
         return cls(
@@ -60,6 +60,6 @@ class ModelModules:
 
     @property
     def pack(self) -> str | None:
-        """The folder of the pack that replaced a method by its own function, or None."""
+        """The folder of a pack that replaced a module's method with its own function, or None."""
         owners = (pack_of(getattr(function, "__func__", function)) for function in self.replaced)
         return next(filter(None, owners), None)

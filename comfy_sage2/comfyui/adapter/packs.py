@@ -13,38 +13,38 @@ import torch
 from ...text import one_line
 from .attention_call import comfyui_attention
 
-_LONGEST = 60  # characters of a pack's name
+_MAX_NAME = 60  # characters of a pack's name
 _NODE_FILES = "comfy_extras"
 _CORE = ("comfy", _NODE_FILES, "nodes")
-_NODES = {"nodes_sparse_attention": "Model Sparse Attention"}  # by the names of ComfyUI's files
+_NODES = {"nodes_sparse_attention": "Model Sparse Attention"}  # file name in ComfyUI -> its node
 
 
 def owner_of(function: object) -> str:
     """The provider of the attention `function`, in words: the folder of a pack in custom_nodes, or ComfyUI's node."""
-    function = getattr(function, "func", function)  # of a functools.partial
+    function = getattr(function, "func", function)  # the function of a functools.partial
     parts = _parts(function)
     if "custom_nodes" in parts[:-1]:
-        return one_line(parts[parts.index("custom_nodes") + 1][:_LONGEST])
+        return one_line(parts[parts.index("custom_nodes") + 1][:_MAX_NAME])
     if not _is_core(parts):
-        return one_line(parts[0][:_LONGEST])
+        return one_line(parts[0][:_MAX_NAME])
     if parts[-1] in _NODES:
         return f"ComfyUI's {_NODES[parts[-1]]}"
-    # *Model Attention Backend* has the attention function that it puts in place in a closure.
+    # *Model Attention Backend* holds the attention function that it installs in a closure.
     names = (str(getattr(entry, "__name__", "")) for entry in held_by(function))
     chosen = next((name for name in names if name.startswith("attention")), None)
-    return "ComfyUI's attention node" + ("" if chosen is None else f" ({one_line(chosen[:_LONGEST])})")
+    return "ComfyUI's attention node" + ("" if chosen is None else f" ({one_line(chosen[:_MAX_NAME])})")
 
 
 def replaced_methods(modules: Iterable[torch.nn.Module]) -> list[object]:
-    """The functions that replace methods of the class, such as forward, on one of the modules alone.
+    """The functions that replace a method of the class, such as forward, on single modules.
 
-    A method that was put back is none of them, though it stays on the module: so ComfyUI takes patches of objects away.
+    When ComfyUI removes an object patch, it sets the class's own method on the module; such a method does not count.
     """
     functions: list[object] = []
     for module in modules:
         module_class: Any = type(module)
         own, methods = vars(module), _methods(module_class)
-        if not methods.isdisjoint(own):  # mostly it is, and a model has thousands of modules
+        if not methods.isdisjoint(own):  # rarely true, and a model has thousands of modules
             functions += [
                 value
                 for name, value in own.items()
@@ -65,12 +65,12 @@ def _methods(module_class: type) -> frozenset[str]:
 
 
 def pack_of(function: object) -> str | None:
-    """The folder of the pack in custom_nodes that `function` is of, or None."""
+    """The folder of the pack in custom_nodes that defines `function`, or None."""
     return owner_of(function) if "custom_nodes" in _parts(getattr(function, "func", function))[:-1] else None
 
 
 def _parts(function: object) -> list[str]:
-    """The module of `function`; ComfyUI gives the modules of nodes the paths of their files as names."""
+    """The parts of the module name of `function`; ComfyUI names the modules of nodes by their file paths."""
     module = getattr(function, "__module__", None) or type(function).__module__
     return [part for part in re.split(r"[./\\]", str(module)) if part] or [""]
 
@@ -80,12 +80,12 @@ def _is_core(parts: list[str]) -> bool:
 
 
 def is_sparse_attention(function: object) -> bool:
-    """Whether `function` is the override of ComfyUI's *Model Sparse Attention*; it leaves dense calls as they are."""
+    """Whether `function` is the override of ComfyUI's *Model Sparse Attention*; it passes dense calls on unchanged."""
     return _parts(function)[-1] in _NODES
 
 
 def block_owner(options: Mapping[str, Any]) -> str | None:
-    """Who replaces transformer blocks in a pass, and may compute their attention or leave it out, in words, or None."""
+    """Who replaces transformer blocks in a pass, in words, or None; it may compute their attention or skip it."""
     replaced = options.get("patches_replace")
     blocks = replaced.get("dit") if isinstance(replaced, Mapping) else None
     patch = next(iter(blocks.values()), None) if isinstance(blocks, Mapping) else None
@@ -94,11 +94,11 @@ def block_owner(options: Mapping[str, Any]) -> str | None:
     parts = _parts(patch)
     if "custom_nodes" in parts or not _is_core(parts):
         return owner_of(patch)
-    return f"ComfyUI's {_NODES.get(parts[-1], one_line(parts[-1][:_LONGEST]))}"
+    return f"ComfyUI's {_NODES.get(parts[-1], one_line(parts[-1][:_MAX_NAME]))}"
 
 
 def own_is_torchs() -> bool:
-    """Whether the attention that ComfyUI chose at its start is torch's; False where there is no ComfyUI."""
+    """Whether the attention that ComfyUI chose at startup is torch's; False without ComfyUI."""
     try:
         return getattr(comfyui_attention(), "__name__", "") == "attention_pytorch"
     except ImportError:
@@ -107,5 +107,5 @@ def own_is_torchs() -> bool:
 
 def held_by(function: object) -> Iterator[object]:
     for cell in getattr(function, "__closure__", None) or ():
-        with suppress(ValueError):  # a name that nothing is bound to
+        with suppress(ValueError):  # an empty cell
             yield cell.cell_contents

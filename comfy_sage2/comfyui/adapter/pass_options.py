@@ -1,4 +1,4 @@
-"""What a model says of a pass: what it is made for, and what makes the model another one in it."""
+"""What the options and inputs of a pass tell: its prompts, and what changes the model's computation in it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from ...sparsity.choices import ModelChanges
 
-_SAID_BY_PROMPTS = ("uuids", "context_window")
+_PROMPT_OPTIONS = ("uuids", "context_window")
 
 
 def prompts_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The prompts of a batch, each with its context window, by ComfyUI's numbers; empty where nobody tells."""
+    """The ids of a batch's prompts, each with its context window; empty if ComfyUI passes neither."""
     window = getattr(options.get("context_window"), "index_list", None)
     uuids = options.get("uuids")
     if not isinstance(uuids, (list, tuple)):
@@ -20,17 +20,17 @@ def prompts_of(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def changes_of(model: object, options: Mapping[str, Any], inputs: Mapping[str, object]) -> ModelChanges:
-    """What makes `model` (ComfyUI's BaseModel) another one for the pass that begins, and its strength in this step.
+    """What changes the computation of `model` (ComfyUI's BaseModel) in the pass that begins, with its strength.
 
-    A prompt's own LoRA is a hook: ComfyUI changes the model's weights between passes, and by keyframes between steps.
-    Guidance nodes make further passes with other `transformer_options`, or without some of the model's inputs. Of
-    switches, texts and sets the values matter; of others, which may count the steps, only that they are there.
+    A prompt's own LoRA is a hook: ComfyUI changes the model's weights between passes, and keyframes change its strength
+    between steps. Guidance nodes add passes with other `transformer_options`, or without some of the model's inputs.
+    The values of bools, strings and sets count; of other options, which may differ in each step, only the presence.
     """
     applied = getattr(getattr(model, "current_patcher", None), "current_hooks", None)
     hooks = {(hook.hook_ref, float(hook.strength)) for hook in ([] if applied is None else applied.hooks)}
     changes: set[Hashable] = {("input", name) for name, value in inputs.items() if value is not None}
     for name, value in options.items():
-        if name in _SAID_BY_PROMPTS:
+        if name in _PROMPT_OPTIONS:
             continue
         if isinstance(value, set):
             value = frozenset(value)
@@ -42,6 +42,6 @@ def changes_of(model: object, options: Mapping[str, Any], inputs: Mapping[str, o
 
 
 def replaces_blocks(options: Mapping[str, Any]) -> bool:
-    """Whether a patch of this pass replaces blocks, which may then make no attention calls."""
+    """Whether a patch of this pass replaces blocks; replaced blocks may make no attention calls."""
     patches = options.get("patches_replace")
     return isinstance(patches, Mapping) and any(patches.values())

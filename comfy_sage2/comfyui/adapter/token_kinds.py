@@ -1,4 +1,4 @@
-"""Which tokens of a self-attention call are no part of the picture or the video: text, sound, conditions."""
+"""Which tokens of a self-attention call do not belong to the image or video: text, sound, conditions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _VIDEO = "video"  # MiniMax H3's name for the tokens that become the video
 
 @dataclass(frozen=True)
 class TokenKinds:
-    """What the inputs of a pass say of the tokens of its self-attention calls.
+    """What the inputs of a pass tell about the tokens of its self-attention calls.
 
-    packed_length, packed_beside: tokens of a packed sequence that tells its segments, and those beside the video.
-    beside: of a joint sequence, how many tokens are text or other conditions that come as embeddings.
+    packed_length, packed_beside: the length of a packed sequence with known segments, and its ranges outside the video.
+    beside: how many tokens of a joint sequence are text or other conditions that come as embeddings.
     """
 
     packed_length: int = 0
@@ -27,7 +27,7 @@ class TokenKinds:
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any], *, cross_attends: bool) -> TokenKinds:
-        """Read them from the model's inputs by name. cross_attends: text enters by cross-attention."""
+        """Read them from the model's inputs by name. cross_attends: text enters through cross-attention."""
         payload = inputs.get("minimax_payload")
         layout = payload.get("layout") if isinstance(payload, Mapping) else None
         segments = getattr(layout, "segments", None)
@@ -40,7 +40,7 @@ class TokenKinds:
         return cls(beside=sum(tensor.shape[1] for tensor in embeddings))
 
     def beside_picture(self, length: int) -> tuple[TokenRange, ...]:
-        """The tokens beside the picture's, of `length`: of a joint sequence both ends, as models do not tell."""
+        """The tokens of `length` outside the image. In a joint sequence both ends, as models do not tell which end."""
         if self.packed_length == length:
             return self.packed_beside
         if self.beside == 0:

@@ -29,7 +29,7 @@ def test_forms_of_many_calls_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> No
     def form(heads: int) -> CallForm:
         return AttentionCall.of((*torch.zeros(3, 1, 16, 64).unbind(), heads), {}).form
 
-    monkeypatch.setattr(attention_call, "_MOST_FORMS", 4)
+    monkeypatch.setattr(attention_call, "_MAX_FORMS", 4)
     first = form(1)
     assert form(1) is first
     for heads in (2, 4, 8, 16):

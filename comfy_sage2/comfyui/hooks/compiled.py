@@ -1,8 +1,8 @@
-"""The way of an attention call under torch.compile: one opaque operator, so that the graph does not break.
+"""An attention call under torch.compile: one opaque operator, so that the graph does not break.
 
 The compiler sees only the operator. When the compiled model runs, the operator looks up the forward pass of its thread
-and does what the override does without a compiler: steps, fallbacks, statistics and quality are decided at run time and
-not when the model was traced. (A CUDA graph records the decision of its capture and replays it.)
+and does what the override does without a compiler: it decides steps, fallbacks, statistics and quality at run time, not
+while the model is traced. (A CUDA graph records the decision of its capture and replays it.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def attend(
 ) -> torch.Tensor:
     """Put the call into the graph that is being traced; `slot` is the node's number in the chain of nodes."""
     call = AttentionCall.of(args, kwargs)
-    if call.unknown or call.needs_gradient:  # the operator could not pass them on
+    if call.unknown or call.needs_gradient:  # the operator cannot pass these on
         return func(*args, **kwargs) if previous is None else previous(func, *args, **kwargs)
     out: torch.Tensor = _operator(*call.values(), slot, func.__name__)
     return out
@@ -34,7 +34,7 @@ def _run(*arguments: Any) -> torch.Tensor:
     options = {"_inside_attn_wrapper": True, **call.keywords()}
     plain = comfyui_attention(function)
     q, k, v, heads = values[:4]
-    if running is None:  # the node was taken away and a graph with its operator lives on
+    if running is None:  # the node was removed, but a graph with its operator still runs
         return plain(q, k, v, heads, **options).contiguous()
     previous = running.session.previous
     options["transformer_options"] = running.transformer_options
@@ -42,7 +42,7 @@ def _run(*arguments: Any) -> torch.Tensor:
     def fallback() -> torch.Tensor:
         return plain(q, k, v, heads, **options) if previous is None else previous(plain, q, k, v, heads, **options)
 
-    # The memory order promised to the compiler below.
+    # `_fake` promises the compiler a contiguous output.
     return running.session.attend(call, running, fallback).contiguous()
 
 

@@ -1,9 +1,9 @@
-"""Feed-forward modules in slices of their tokens, where there is no memory for all tokens at once.
+"""Run feed-forward modules on slices of the tokens if there is no memory for all tokens at once.
 
-With attention in slices the widest tensors of a block are those between the two projections of its feed-forward module:
-86 KB a token in MiniMax H3, beside 34 KB in its attention. The module treats each token by itself, so it may be given
-some of them. It is, once torch has had no memory for the whole, and from then on until the sampling ends: trying again
-would take others' memory each time.
+When attention runs in slices, the widest tensors of a block are those between the two projections of its feed-forward
+module: 86 KB per token in MiniMax H3, compared with 34 KB in its attention. The module computes each token by itself,
+so it can run on slices. It does so from the first time that torch finds no memory for the whole until the sampling
+ends, because each new attempt would take memory from others.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from . import forwards, slices
 
 log = logging.getLogger("comfy_sage2")
 
-# Module of a model's class -> the feed-forward module of its blocks, called with x (N, C) or (B, N, C).
+# Python module of a model's class -> the feed-forward module of its blocks, called with x (N, C) or (B, N, C).
 _FEED_FORWARDS = {"comfy.ldm.minimax.model": "mlp", "comfy.ldm.wan.model": "ffn"}
 
 
 @contextmanager
 def slicing_without_memory(session: Session, diffusion_model: Any) -> Iterator[None]:
-    """Within the block the feed-forward modules of the model work in slices where their whole finds no memory."""
+    """Within the block, the model's feed-forward modules run in slices if there is no memory for the whole."""
     modules = () if session.compiled else _feed_forward_modules(diffusion_model)
     with forwards.replaced({module: _in_slices(module, session) for module in modules}):
         yield
 
 
 def _feed_forward_modules(model: Any) -> Iterator[Any]:
-    """Those of the blocks, unless another pack or another node of this one computes them."""
+    """The blocks' feed-forward modules, except those that another pack or another node of this pack replaces."""
     source = type(model).__module__
     if source not in _FEED_FORWARDS:
         return
@@ -56,7 +56,7 @@ def _in_slices(module: Any, session: Session) -> Callable[[torch.Tensor], torch.
             try:
                 return whole(x)
             except RuntimeError as error:
-                # In a CUDA graph what failed is part of it.
+                # A CUDA graph that is being captured would contain the failed run.
                 if not (can_slice and model_passes.can_read_back(x.device) and memory.found_none(error)):
                     raise
             session.sliced_feed_forwards.add(tokens)

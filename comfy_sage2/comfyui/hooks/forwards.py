@@ -1,4 +1,4 @@
-"""Forward functions of single modules for the time of a pass; those of other packs stay."""
+"""Replace the forward functions of single modules during a pass, and leave those of other packs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @contextmanager
 def replaced(functions: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
-    """Within the block each module has its function in place of its class's forward.
+    """Within the block, each module has its function in place of its class's forward.
 
-    A model may have a module in several places, so that it is given once, and another pack may put its own function in
-    place of this one, or take it away, before the block ends.
+    A mapping has each module once, though a model may use it in several places. Another pack may replace or remove a
+    function before the block ends, so only functions that are still in place are removed.
     """
     for module, function in functions.items():
         vars(module)["forward"] = function

@@ -1,4 +1,4 @@
-"""The run of ComfyUI's queue that a sampling is in: what its reports ask for, and KJNodes' attention patches."""
+"""The run of ComfyUI's queue that a sampling belongs to: what its reports ask for, and KJNodes' patches in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 REPORT = "SageAttention2Report"  # the id of the report node
-# KJNodes' patches that import `sageattention`, by their ids; several models have a memory patch of their own.
+# Node ids of KJNodes' patches that import `sageattention`; the memory patches of single models contain the second.
 KJNODES_SAGE, KJNODES_MEMORY = "PathchSageAttentionKJ", "MemoryEfficientSageAttention"
 SAGE_BESIDE = (
     "[SA-316] KJNodes' Patch Sage Attention is in this workflow too. It needs the package sageattention and takes the "
@@ -21,30 +21,30 @@ MEMORY_BESIDE = (
 
 
 def running_prompt() -> str | None:
-    """The run of ComfyUI's queue that this thread is in, by its number; None outside of one."""
+    """The id of the run of ComfyUI's queue that this thread executes; None outside of a run."""
     try:
         from comfy_execution.utils import get_executing_context
-    except ImportError:  # a program that uses ComfyUI's parts alone
+    except ImportError:  # a program that uses only parts of ComfyUI
         return None
     context = get_executing_context()
     return None if context is None else str(context.prompt_id)
 
 
 def reads_times() -> bool:
-    """Whether a report node of this run will read how long calls took; True where that cannot be told."""
+    """Whether a report node of this run will read how long calls took; True if that is unknown."""
     prompts = _own_prompts()
     kinds = {kind for prompt in prompts for kind, _ in _nodes(prompt)}
     return not prompts or REPORT in kinds or not all(isinstance(prompt, Mapping) for prompt in prompts)
 
 
 def measures_quality() -> bool:
-    """Whether a report node of this run is to measure closeness; not where another node gives the value, too late."""
+    """Whether a report node of this run asks to measure quality. A value that another node gives comes too late."""
     nodes = (node for prompt in _own_prompts() for node in _nodes(prompt))
     return any(kind == REPORT and inputs.get("measure_quality") is True for kind, inputs in nodes)
 
 
 def notes_on_others() -> tuple[str, ...]:
-    """What the user should know of KJNodes' attention patches in this run; empty without them."""
+    """What the user should know about KJNodes' attention patches in this run; empty without them."""
     notes = []
     for kind, inputs in (node for prompt in _own_prompts() for node in _nodes(prompt)):
         if kind == KJNODES_SAGE and inputs.get("sage_attention") != "disabled":
@@ -55,7 +55,7 @@ def notes_on_others() -> tuple[str, ...]:
 
 
 def running_extra() -> object:
-    """What the page sent with this thread's run, with its workflow in it; None where no page did."""
+    """What the page sent with this thread's run, including its workflow; None if no page sent the run."""
     sent = next((item[3] for item in _own_items() if len(item) > 3), None)
     return sent.get("extra_pnginfo") if isinstance(sent, Mapping) else None
 
@@ -65,13 +65,13 @@ def _own_prompts() -> list[object]:
 
 
 def _own_items() -> list[Sequence[Any]]:
-    """This run, as ComfyUI's server has it: priority, number, nodes, what came with them; none without a server."""
+    """The server's queue items of this run: priority, id, nodes, data sent with them. Empty without a server."""
     server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
     running: Any = getattr(getattr(server, "prompt_queue", None), "currently_running", None)
     items = list(running.values()) if isinstance(running, Mapping) else []
     runs = (item for item in items if isinstance(item, (tuple, list)) and len(item) > 2)
-    number = running_prompt()
-    return [run for run in runs if str(run[1]) == number]
+    prompt_id = running_prompt()
+    return [run for run in runs if str(run[1]) == prompt_id]
 
 
 def _nodes(prompt: object) -> Iterable[tuple[str, Mapping[str, Any]]]:

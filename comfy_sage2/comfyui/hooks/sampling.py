@@ -1,4 +1,4 @@
-"""Around a sampling, each evaluation and each pass of it: a fresh record, no stale compilation, a known step."""
+"""Wrappers of a sampling, its evaluations and its passes: they reset the record and track the step."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _compiled_with: weakref.WeakKeyDictionary[torch.nn.Module, tuple[object, ...]] =
 def sampling_wrapper(session: Session) -> Callable[..., Any]:
     """A wrapper of ComfyUI's outermost sampling function; `sessions_of` reads its `session`.
 
-    A sampling within another one of the same model interrupts it: the rest of the outer one is a sampling of its own.
+    A nested sampling of the same model ends the record of the outer one, whose rest is recorded as another sampling.
     """
-    begun: list[Callable[[], None]] = []  # what begins each of the samplings that run, the outer one first
+    running: list[Callable[[], None]] = []  # for each running sampling, outermost first: starts its record
 
     def wrapper(
         executor: Any, noise: Any, latent_image: Any, sampler: Any, sigmas: torch.Tensor, *args: Any, **kwargs: Any
@@ -52,7 +52,7 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
             session.model, session.prompt = type(guider.model_patcher.model).__name__, running_prompt()
             session.begin_sampling(
                 sigmas.tolist(),
-                can_repeat=_keeps_nothing(guider.model_patcher, guider.model_options),
+                can_repeat=_is_stateless(guider.model_patcher, guider.model_options),
                 times_calls=reads_times(),
                 measures_quality=measures_quality(),
             )
@@ -60,9 +60,9 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
             session.compiled = COMPILE_OPTIONS in guider.model_options
 
         _drop_stale_compilation(guider.model_patcher, guider.model_options)
-        if begun:
+        if running:
             session.end_sampling(completed=False)
-        begun.append(begin)
+        running.append(begin)
         try:
             begin()
             completed = False
@@ -75,16 +75,16 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
                 log.info("SageAttention2: %s", session_headline(session))
                 session.publish_status()
         finally:
-            begun.remove(begin)
-            if begun:
-                begun[-1]()
+            running.remove(begin)
+            if running:
+                running[-1]()
 
     wrapper.session = session  # type: ignore[attr-defined]
     return wrapper
 
 
 def evaluation_wrapper(session: Session) -> Callable[..., Any]:
-    """A wrapper of what a sampler calls for a prediction: ComfyUI makes a pass or more of the model for it."""
+    """A wrapper of the function that a sampler calls for a prediction, which takes one or more passes of the model."""
 
     def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Any:
         session.evaluations += 1
@@ -107,10 +107,10 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
         **kwargs: Any,
     ) -> Any:
         options = {} if transformer_options is None else transformer_options
-        ensure_timed(x.device)  # of several GPUs the node knew one
+        ensure_timed(x.device)  # the node timed only one of several GPUs; this may be another one
         diffusion_model = getattr(executor.class_obj, DIFFUSION_MODEL, None)
-        if session.layers is None:  # patches of the model are applied when it is loaded, after the sampling begins
-            _look_at_modules(session, diffusion_model)
+        if session.layers is None:  # ComfyUI patches the model when it loads it, after the sampling begins
+            _inspect_modules(session, diffusion_model)
         model_pass = session.begin_pass(t.flatten()[:1], x.device, options)
         inputs = {"c_concat": c_concat, "c_crossattn": c_crossattn, "control": control, **kwargs}
         model_pass.changes = changes_of(executor.class_obj, options, inputs)
@@ -121,8 +121,8 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
             guard is not None
             and guard.trusts_repeats
             and session.can_repeat
-            and _pass_keeps_nothing(control, options)
-            # Where every output is compared with full precision, broken ones must not be among them.
+            and _is_stateless_pass(control, options)
+            # measure_quality compares every output with full precision, so broken ones must be repaired per call.
             and not session.measures_quality
         )
         with (
@@ -138,16 +138,16 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
     return wrapper
 
 
-def _keeps_nothing(model: Any, model_options: Mapping[str, Any]) -> bool:
-    """Whether no other pack stands around the model, as those do that keep results from pass to pass."""
+def _is_stateless(model: Any, model_options: Mapping[str, Any]) -> bool:
+    """Whether no other pack wraps the model: such a wrapper may cache results between passes."""
     patches = getattr(model, "object_patches", {})
     return FUNCTION_WRAPPER not in model_options and not any(
         str(name).startswith(DIFFUSION_MODEL) and callable(patch) for name, patch in patches.items()
     )
 
 
-def _look_at_modules(session: Session, diffusion_model: Any) -> None:
-    """Tell the session what the modules of its model say; functions within it may keep results from pass to pass."""
+def _inspect_modules(session: Session, diffusion_model: Any) -> None:
+    """Tell the session what the model's modules declare. Replaced functions may cache results between passes."""
     modules = ModelModules.of(diffusion_model)
     session.declared = declared_by(modules.declaring)
     session.cross_attends = modules.cross_attend
@@ -157,8 +157,8 @@ def _look_at_modules(session: Session, diffusion_model: Any) -> None:
         session.model_layers = attention_layers(diffusion_model)
 
 
-def _pass_keeps_nothing(control: Any, options: Mapping[str, Any]) -> bool:
-    """Whether its arguments allow a pass to be made again with the same result: no ControlNet, cache or patch."""
+def _is_stateless_pass(control: Any, options: Mapping[str, Any]) -> bool:
+    """Whether a second pass with these arguments gives the same result: no ControlNet, cache or patch is in them."""
     wrappers = options.get("wrappers", {})
     keys = {key for kind in (APPLY_MODEL, DIFFUSION_MODEL) for key, value in wrappers.get(kind, {}).items() if value}
     parts = any(options.get(name) for name in ("patches", "patches_replace", "ar_state", "animate2_cache"))
@@ -166,7 +166,7 @@ def _pass_keeps_nothing(control: Any, options: Mapping[str, Any]) -> bool:
 
 
 def sessions_of(model: Any) -> list[Session]:
-    """The sessions of all nodes of this pack that `model` (ComfyUI's ModelPatcher) went through, in their order."""
+    """The sessions of all nodes of this pack that `model` (ComfyUI's ModelPatcher) went through, in order."""
     return [wrapper.session for wrapper in model.get_wrappers(OUTER_SAMPLE, WRAPPER_KEY)]
 
 

@@ -1,9 +1,9 @@
-"""Attention whose q, k and v are projected and quantized in slices of their tokens, so that they never are wholes.
+"""Attention whose q, k and v are projected and quantized in slices of the tokens, so that they never exist as wholes.
 
-ComfyUI's own function makes each slice: the module's forward is called with some of the tokens and an override that
-takes q, k and v and leaves by an exception. With the last ones it returns the output of all tokens, which the function
-then projects. No more is known of it than that before and behind the attention it treats each token by itself, which
-holds for the models named here.
+ComfyUI's own function makes each slice: the module's forward runs on some of the tokens, with an override that takes q,
+k and v and leaves by an exception. For the last slice the override returns the output of all tokens, which forward then
+projects. This only relies on forward computing each token by itself before and after the attention, as it does in the
+models named here.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from ..session.session import Session
 from . import forwards
 
 SLICE_TOKENS = 4096
-# Module of a model's class -> the self-attention of its blocks, called with x (N, C) or (B, N, C) and rope (1, N, …).
+# Python module of a model's class -> its blocks' self-attention, called with x (N, C) or (B, N, C) and rope (1, N, …).
 _ATTENTIONS = {"comfy.ldm.minimax.model": "attn", "comfy.ldm.wan.model": "self_attn"}
-_BLOCKS = ("blocks", "vace_blocks")  # of a model; VACE's of Wan have as many tokens as the others
+_BLOCKS = ("blocks", "vace_blocks")  # of a model; Wan's VACE blocks have as many tokens as the others
 
 Take = Callable[[AttentionCall], torch.Tensor]
-Part = Callable[[int, Take], torch.Tensor]  # of the slice from this token on
+Part = Callable[[int, Take], torch.Tensor]  # computes the slice that begins at this token
 
 
 class _Taken(Exception):
-    """Leaves a forward function whose q, k and v were taken."""
+    """Leaves a forward function after its q, k and v were taken."""
 
 
 @contextmanager
 def slicing(session: Session, diffusion_model: Any) -> Iterator[None]:
-    """Within the block the attention modules of the model work in slices where their override's session lets them."""
+    """Within the block, the model's attention modules run in slices if the session of their override allows it."""
     modules = () if session.compiled else _attention_modules(session, diffusion_model)
     with forwards.replaced({module: _in_slices(module) for module in modules}):
         yield
@@ -49,7 +49,7 @@ def blocks_of(model: Any) -> list[Any]:
 
 
 def _attention_modules(session: Session, model: Any) -> Iterator[Any]:
-    """Those of the blocks, unless another pack computes them."""
+    """The blocks' self-attention modules; none if another pack has replaced functions in them."""
     source = type(model).__module__
     if source not in _ATTENTIONS:
         return
@@ -59,7 +59,7 @@ def _attention_modules(session: Session, model: Any) -> Iterator[Any]:
     functions += [function for module in modules if (function := type(module).forward).__module__ != source]
     if not functions:
         yield from modules
-    elif not hasattr(functions[0], "makes_slices"):  # those of another node of this pack serve all of them
+    elif not hasattr(functions[0], "makes_slices"):  # another node of this pack slices them already
         session.note_whole(
             f"[SA-324] {packs.owner_of(functions[0])} has put a function of its own into the model's blocks"
         )
@@ -74,19 +74,19 @@ def _in_slices(module: Any) -> Callable[..., torch.Tensor]:
         ropes = [*args, *(value for name, value in kwargs.items() if name != "transformer_options")]
         axis = x.dim() - 2
         tokens = x.shape[axis]
-        is_long = tokens >= 2 * SLICE_TOKENS and _is_of_tokens(ropes, tokens)
-        # Patches get q and k beside the output.
+        is_long = tokens >= 2 * SLICE_TOKENS and _is_one_rope(ropes, tokens)
+        # Patches receive the whole q and k.
         if session is None or not is_long or options.get("patches") or torch.compiler.is_compiling():
             return whole(x, *args, **kwargs)
 
         def part(start: int, take: Take) -> torch.Tensor:
             size = min(SLICE_TOKENS, tokens - start)
-            of_x, rope = x.narrow(axis, start, size), ropes[0].narrow(1, start, size)
-            return whole(of_x, rope, transformer_options={**options, OVERRIDE: _override(take)})
+            x_slice, rope = x.narrow(axis, start, size), ropes[0].narrow(1, start, size)
+            return whole(x_slice, rope, transformer_options={**options, OVERRIDE: _override(take)})
 
         def plain() -> torch.Tensor:
-            told = {name: value for name, value in options.items() if name != OVERRIDE}
-            return whole(x, ropes[0], transformer_options=told)
+            without_override = {name: value for name, value in options.items() if name != OVERRIDE}
+            return whole(x, ropes[0], transformer_options=without_override)
 
         projected = None
         if prefetched.may_be_called_again(module, x.dtype):
@@ -100,8 +100,8 @@ def _in_slices(module: Any) -> Callable[..., torch.Tensor]:
     return forward
 
 
-def _is_of_tokens(ropes: list[Any], tokens: int) -> bool:
-    """Whether the only argument beside x and the options is the rope of all tokens."""
+def _is_one_rope(ropes: list[Any], tokens: int) -> bool:
+    """Whether the only argument besides x and the options is a rope for all tokens."""
     is_rope = len(ropes) == 1 and isinstance(ropes[0], torch.Tensor) and ropes[0].dim() > 1
     return is_rope and ropes[0].shape[1] == tokens
 
@@ -115,13 +115,13 @@ def _projected(
     options: dict[str, Any],
     key: Hashable,
 ) -> torch.Tensor | None:
-    """What `part`, called for a slice of x after the other, makes of all its tokens; None where it is to be whole."""
+    """The module's output for all tokens, from calls of `part` for each slice; None if it must run on the whole."""
     model_pass = model_passes.current(session.slot)
     if model_pass is None or not session.takes_slices(model_pass, device, key):
         return None
     first = [_call(part, 0)]
-    of_token = (tensor.new_empty((*tensor.shape[:2], 1, tensor.shape[3])) for tensor in first[0].tensors("BHND"))
-    q, k, v = (tensor.expand(-1, -1, tokens, -1) for tensor in of_token)  # of the form of the whole, without memory
+    one_token = (tensor.new_empty((*tensor.shape[:2], 1, tensor.shape[3])) for tensor in first[0].tensors("BHND"))
+    q, k, v = (tensor.expand(-1, -1, tokens, -1) for tensor in one_token)  # the whole's shapes, without its memory
     whole = replace(first[0], q=q, k=k, v=v, skip_reshape=True)
     projected: list[torch.Tensor] = []
 
@@ -143,7 +143,7 @@ def _projected(
 
 
 def _call(part: Part, start: int) -> AttentionCall:
-    """The attention call of the slice from token `start` on, of which nothing is computed."""
+    """The attention call of the slice that begins at token `start`; its attention is not computed."""
     calls: list[AttentionCall] = []
 
     def take(call: AttentionCall) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""Observes the calls that another pack's attention takes: behind this node, or instead of it for some steps.
+"""Observes the calls that another pack's attention takes: one after this node, or one in its place for some steps.
 
-ComfyUI gives q, k and v in containers to an override that has a `container_function`, so that they can be freed before
-the output is made. *Model Sparse Attention* has none, and what it leaves to this node would come as plain tensors that
-its own frames hold. Here the containers are kept: it is asked with the tensors, a call that it leaves comes back at
-once, and the node gets the containers.
+ComfyUI passes q, k and v in containers to an override that has a `container_function`, so that it can free them before
+it makes the output. *Model Sparse Attention* has none: a call that it leaves to this node would come as plain tensors,
+which its own frames keep alive. So the watcher keeps the containers and calls that override with the tensors. If the
+call comes to this node, it raises HandedBack at once, and the watcher calls the node again with the containers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .override import HandedBack
 
 @contextmanager
 def watching(session: Session, options: dict[str, Any]) -> Iterator[None]:
-    """Within the block `session` learns of each call that the override in `options` takes, unless it is this pack's."""
+    """Within the block, `session` sees each call that the override in `options` takes, unless that is this pack's."""
     installed = options.get(OVERRIDE)
     if installed is None or hasattr(installed, "session"):
         yield
@@ -36,7 +36,7 @@ def watching(session: Session, options: dict[str, Any]) -> Iterator[None]:
 
 
 def _watcher(session: Session, taken_by: Override) -> Override:
-    """An override that does what `taken_by` does, and tells `session` of the calls that do not come back to it."""
+    """An override that calls `taken_by`, and reports to `session` the calls that do not come back to its node."""
     owner = owner_of(getattr(taken_by, "watched", taken_by))
 
     def observed(run: Callable[[], torch.Tensor], call: AttentionCall | None, kwargs: dict[str, Any]) -> torch.Tensor:
@@ -51,11 +51,11 @@ def _watcher(session: Session, taken_by: Override) -> Override:
         return observed(lambda: taken_by(func, *args, **kwargs), _call(args, kwargs), kwargs)
 
     def container_function(*args: Any, **kwargs: Any) -> torch.Tensor:
-        # The call alone refers to the tensors, and the session releases it before `run`.
+        # Besides the containers only `call` refers to the tensors, and the session releases it before `run`.
         call = _call((*(container.peek() for container in args[:3]), *args[3:]), kwargs)
         return observed(lambda: taken_by.container_function(*args, **kwargs), call, kwargs)  # type: ignore[attr-defined]
 
-    ours = _node_behind(session, taken_by)
+    own_override = _own_override(session, taken_by)
 
     def bring_containers(*args: Any, **kwargs: Any) -> torch.Tensor:
         containers, rest = args[:3], args[3:]
@@ -68,11 +68,11 @@ def _watcher(session: Session, taken_by: Override) -> Override:
             try:
                 out = taken_by(comfyui_attention(), *(container.peek() for container in containers), *rest, **kwargs)
             except HandedBack:
-                out = None  # its traceback holds the tensors until this clause ends
+                out = None  # the traceback holds the tensors until this clause ends
             finally:
                 running.raises_handed_back = False
             if out is None:
-                served: torch.Tensor = ours.container_function(*args, **kwargs)
+                served: torch.Tensor = own_override.container_function(*args, **kwargs)
                 return served
             for container in containers:
                 container.tensor = None
@@ -82,22 +82,22 @@ def _watcher(session: Session, taken_by: Override) -> Override:
 
     if hasattr(taken_by, "container_function"):
         override.container_function = container_function  # type: ignore[attr-defined]
-    elif ours is not None:
+    elif own_override is not None:
         override.container_function = bring_containers  # type: ignore[attr-defined]
     override.watched = getattr(taken_by, "watched", taken_by)  # type: ignore[attr-defined]
     return override
 
 
-def _node_behind(session: Session, taken_by: Override) -> Any:
-    """The override of this node to which `taken_by` leaves calls as they are; None where others may stand between."""
-    asked = getattr(taken_by, "watched", taken_by)
-    if not is_sparse_attention(asked):
+def _own_override(session: Session, taken_by: Override) -> Any:
+    """This node's override, if `taken_by` passes calls to it unchanged; None if others may stand between them."""
+    watched = getattr(taken_by, "watched", taken_by)
+    if not is_sparse_attention(watched):
         return None
-    return next((held for held in held_by(asked) if getattr(held, "session", None) is session), None)
+    return next((held for held in held_by(watched) if getattr(held, "session", None) is session), None)
 
 
 def _call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionCall | None:
-    """The call, or None where only the other pack understands it."""
+    """The call, or None if only the other pack understands its arguments."""
     try:
         return AttentionCall.of(args, kwargs)
     except TypeError:

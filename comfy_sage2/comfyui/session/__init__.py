@@ -1,1 +1,1 @@
-"""One node at work on one model: who computes each call, what watches over it, and the record of what happened."""
+"""One node running on one model: the choice of who computes each call, the guard, and the record of a sampling."""

@@ -36,9 +36,9 @@ class Dispatcher:
 
     Attributes:
         expected: how ordinary calls are served on this machine.
-        idle_reason: why the node leaves the model as it is, or None when it is at work, by kernels or without.
-        guard, sparsity, rotations: None where no output is checked, no block skipped, or no choice of heads kept.
-        device: where the model is sampled, or None.
+        idle_reason: why the node leaves the model unchanged, or None if it is active, with or without kernels.
+        guard, sparsity, rotations: None if no output is checked, no block skipped, or no choice of heads kept.
+        device: the device that samples the model, or None.
         routing: of the calls in the node's mode.
     """
 
@@ -51,16 +51,16 @@ class Dispatcher:
         is_first: bool = True,
         own_is_torchs: bool = False,
     ) -> None:
-        """is_first: nobody else serves calls that the node leaves. own_is_torchs: torch does, whose times are known."""
+        """is_first: ComfyUI's attention serves what the node leaves. own_is_torchs: it is torch's, with known times."""
         self.settings = settings
         self.expected = expected
         self.title = settings.describe()
         self.guard = Guard() if settings.guard else None
         skips = settings.sparse != SPARSE_OFF
         self.sparsity = BlockSparsity(settings.sparse, settings.dense_percent) if skips else None
-        serves = None if expected.backend is None else registry.get(expected.backend)
-        keeps = settings.rotate == AUTO and serves is not None and serves.takes_rotated_heads
-        self.rotations = Rotations() if keeps else None
+        expected_backend = None if expected.backend is None else registry.get(expected.backend)
+        takes_heads = expected_backend is not None and expected_backend.takes_rotated_heads
+        self.rotations = Rotations() if settings.rotate == AUTO and takes_heads else None
         self.device = device
         backend = None if settings.backend == AUTO else settings.backend
         prefers_exact = settings.when != ALWAYS and backend is None
@@ -71,20 +71,20 @@ class Dispatcher:
             peers=_peers(settings),
             own_is_torchs=own_is_torchs,
         )
-        # Attentions of torch or of other packages, which are faster here, may compute what no kernel can.
+        # Where no kernel can run, faster attentions of torch or of other packages may compute the calls.
         asks = expected.reason is not None and settings.mode != "off" and self.routing.where_faster and own_is_torchs
-        may = asks and device is not None and serves_without_kernels(device, settings.mode, self.routing.peers)
-        self.idle_reason = None if may else expected.reason
+        others_serve = asks and device is not None and serves_without_kernels(device, settings.mode, self.routing.peers)
+        self.idle_reason = None if others_serve else expected.reason
         self._routing_of_declared = self.routing._replace(own_is_torchs=False)
-        self._takes_exact = prefers_exact and is_first  # for calls in full precision, where that is faster
+        self._takes_exact = prefers_exact and is_first  # exact backends may serve calls in full precision
         self._options = {mode: settings.options(mode) for mode in (*MODES, AUTO, EXACT)}
-        self._auto_calls: dict[int, torch.dtype] = {}  # the head_dims of calls in mode auto, for the report
+        self._auto_calls: dict[int, torch.dtype] = {}  # head_dim -> dtype of calls in mode auto, for the report
         self._failures = 0  # calls that could not be planned
         self._logged: set[str] = set()
-        # The generation of what was timed and the backends, and the decisions that hold for these. Their key, the form
-        # of a call and what else they depend on, is smaller than that of the cache of plans.
+        # The generation of the timings and the backends, and the decisions that hold for these. The key of a decision,
+        # a call's form and what else it depends on, is smaller than that of the plan cache.
         self._chosen: tuple[object, dict[tuple[Hashable, ...], Decision]] = (None, {})
-        self._outside: list[str | None] = []  # for each step, why the node is not active in it
+        self._outside: list[str | None] = []  # for each step, why the node is inactive in it
 
     def begin_sampling(self) -> None:
         if self.guard is not None:
@@ -95,29 +95,29 @@ class Dispatcher:
             self.rotations = Rotations(active=True)
 
     def end_sampling(self) -> None:
-        """The sampling is over; passes of the model that come now belong to none."""
+        """End the sampling; later passes of the model belong to none."""
         if self.sparsity is not None:
             self.sparsity.end_sampling()
         if self.rotations is not None:
             self.rotations = Rotations()
 
     def choose(self, call: AttentionCall, site: CallSite) -> Decision:
-        """How a call is to be served: of one form decided once for each step range, measurement and downgrade."""
+        """How to serve a call; decided once for each form, step range, measurement and downgrade."""
         outside = self.reason_outside(site.step, site.steps)
         downgrade = None if self.guard is None else self.guard.downgraded.get(site.layer)
         if not call.form.is_repeatable or call.needs_gradient:
             return self._choose(call, site, outside, downgrade)
-        plans = store.generation, registry.BACKENDS
-        of_plans, decisions = self._chosen  # read once: another thread may replace it
-        if of_plans != plans or len(decisions) > MOST_PLANS:
+        generation = store.generation, registry.BACKENDS
+        decided_in, decisions = self._chosen  # read once: another thread may replace it
+        if decided_in != generation or len(decisions) > MOST_PLANS:
             decisions = {}
-            self._chosen = plans, decisions
+            self._chosen = generation, decisions
         key = call.form, site.is_self, outside, downgrade and downgrade.in_precise
         decision = decisions.get(key)
         if decision is None:
             failures = self._failures
             decision = self._choose(call, site, outside, downgrade)
-            if self._failures == failures:  # what failed may succeed
+            if self._failures == failures:  # a call that failed may succeed later
                 decisions[key] = decision
         return decision
 
@@ -138,10 +138,10 @@ class Dispatcher:
         return decision
 
     def more_exact(self, call: AttentionCall, decision: Decision) -> Decision | None:
-        """How to compute `call` again after `decision`, that of a backend, gave a result that is not finite.
+        """How to recompute `call` after the backend of `decision` gave a result that is not finite.
 
-        That is in mode precise, which has no FP8 values and so none that leave its range. None leaves the call to the
-        attention that was there before.
+        Mode precise recomputes it: it has no FP8 values, so none can leave FP8's range. None leaves the call to the
+        attention that was installed before the node.
         """
         if decision.options is None or decision.options.mode not in LESS_EXACT:
             return None
@@ -149,7 +149,7 @@ class Dispatcher:
         return precise if precise.options is not None and precise.options.mode == PRECISE else None
 
     def _in_full_precision(self, call: AttentionCall, reason: str) -> Decision:
-        """Who serves a call that is not to be quantized: an exact attention where that is faster than ComfyUI's."""
+        """Who serves a call that must not be quantized: an exact attention if that is faster than ComfyUI's."""
         if self._takes_exact and call.declared is None and call.reason_against_quantizing is None:
             exact = self._planned(call, self._options[EXACT], _FASTER_EXACT)
             if exact.plan is not None:
@@ -157,7 +157,7 @@ class Dispatcher:
         return Decision(reason=reason)
 
     def reason_outside(self, step: int, steps: int) -> str | None:
-        """Why the node is not active in this one of so many steps, or None."""
+        """Why the node is not active in `step` of `steps`, or None."""
         outside = self._outside
         if len(outside) != steps:  # another sampling, or a pass outside of any
             outside = [self.settings.reason_for_step(step, steps) for step in range(steps)]
@@ -165,7 +165,7 @@ class Dispatcher:
         return outside[step]
 
     def _reason_against(self, call: AttentionCall, site: CallSite) -> str | None:
-        """Why the call must stay with ComfyUI in each step, whatever the options, or None."""
+        """Why the call must stay with ComfyUI in every step, whatever the options, or None."""
         refused = call.reason_against_quantizing
         if refused is not None:
             return refused
@@ -176,7 +176,7 @@ class Dispatcher:
         return None
 
     def _planned(self, call: AttentionCall, options: AttentionOptions, routing: Routing | None = None) -> Decision:
-        """Who serves `call` with `options`, or what was measured to be faster, where the routing allows it."""
+        """Who serves `call` with `options`; if the routing allows it, an attention that was measured to be faster."""
         if routing is None:
             routing = self.routing if call.declared is None else self._routing_of_declared
         try:
@@ -195,7 +195,7 @@ class Dispatcher:
             return Decision(reason=reason)
 
     def warn_once(self, text: str) -> None:
-        """Failures go to the log, each text once; expected fallbacks stand in the report only."""
+        """Log a failure, each text once. Expected fallbacks appear only in the report."""
         if text not in self._logged:
             self._logged.add(text)
             log.warning("SageAttention2: %s", text)
@@ -222,7 +222,7 @@ class Dispatcher:
 
 
 def _peers(settings: Settings) -> str:
-    """How to treat faster attentions of other packages: of `signature.PEER_RULES`."""
+    """How to treat faster attentions of other packages: one of `signature.PEER_RULES`."""
     if settings.backend != AUTO:
         return IGNORED
     if settings.when == ALWAYS or settings.sparse != SPARSE_OFF:  # they skip no key blocks
@@ -231,7 +231,7 @@ def _peers(settings: Settings) -> str:
 
 
 def with_backend(device: torch.device, settings: Settings) -> Settings:
-    """`settings` with "auto or reference" decided: "reference", and a note, where "auto" serves nothing on `device`."""
+    """`settings` with "auto or reference" resolved: "reference", with a note, if "auto" serves nothing on `device`."""
     if settings.backend != AUTO_OR_REFERENCE:
         return settings
     automatic = replace(settings, backend=AUTO)

@@ -1,12 +1,12 @@
 """The guard: a check of the outputs for NaN and infinity, and the layers that failed it.
 
-What failed is computed again in mode precise where a backend has it, and else, or when that fails too, by the attention
-that was there before the node.
+A failed call is computed again: in mode precise if a backend has it; else, or if that fails too, by the attention that
+was installed before the node.
 
-The backends note during a pass of the model whether a value is NaN or infinite, and the session looks once, at the end
-of the pass: waiting at each call would leave the GPU without work. If one is, the pass is made again, and in it each
-output is looked at before the model goes on, so that the call that broke is computed again. Passes that cannot be made
-again are looked at in this way from the start.
+During a pass of the model, the backends set a flag if a value is NaN or infinite. The session reads it once, at the end
+of the pass, because waiting at each call would leave the GPU without work. If the flag is set, the session repeats the
+pass and checks each output before the model goes on, so that the broken call is computed again. In passes that cannot
+be repeated, it checks each output from the start.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ def is_finite(out: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Downgrade:
-    """A layer that the guard took out of use: its first failing call, and who computed it.
+    """A layer that the guard has moved to another attention: its first failing call, and who computed it.
 
-    served_by: backend and mode that failed, or two of them. recomputed_by: who computed it again, in words.
-    is_finite: whether that was finite; if not, the layer's input was broken already. in_precise: by a backend.
+    served_by: the backend and mode that failed, or two of them. recomputed_by: who computed the call again, in words.
+    is_finite: whether that result was finite; if not, the layer's input was broken already.
+    in_precise: a backend computed the call again, in mode precise.
     """
 
     site: CallSite
@@ -64,8 +65,8 @@ class Downgrade:
 class Guard:
     """The downgraded layers of one sampling; several threads may report to it.
 
-    repeated: the steps of the passes that were made twice; still_broken: those whose second result was broken too.
-    trusts_repeats: False from then on, as something else in the model answers from what it kept.
+    repeated: the steps of the repeated passes. still_broken: those whose second result was broken too.
+    trusts_repeats: False after such a pass, because something else in the model seems to cache results.
     """
 
     downgraded: dict[int, Downgrade] = field(default_factory=dict)
@@ -74,7 +75,7 @@ class Guard:
     trusts_repeats: bool = True
 
     def repeated_in_vain(self, step: int) -> None:
-        """The pass that was made again in `step` has a result that is not finite."""
+        """Note that the repeated pass of `step` has a result that is not finite."""
         if not self.still_broken:
             log.warning(
                 "SageAttention2: guard: the model was run again in step %d, and its result still has NaN or infinity",
@@ -84,7 +85,7 @@ class Guard:
         self.trusts_repeats = False
 
     def downgrade(self, failed: Downgrade) -> None:
-        """Note a layer; its first failure stays, unless that was computed again in mode precise and fails now."""
+        """Note a layer. Its first failure stays, unless mode precise recomputed that one and has failed now."""
         if not self.downgraded:
             log.warning("SageAttention2: guard: %s (the report lists further layers)", failed.text)
         known = self.downgraded.get(failed.site.layer)

@@ -1,4 +1,4 @@
-"""The forward pass of the model that this thread is in: its step, and which attention calls it has made."""
+"""The forward pass of the model that this thread runs: its step, and the attention calls that it has made."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 class Schedule:
     """Noise levels of a sampling, which may repeat or rise again: step i goes from sigmas[i] to sigmas[i + 1]."""
 
-    # A sigma travels through float32 and back; neighboring steps lie much further apart.
+    # Sigmas are rounded to float32 on their way; neighboring steps lie much further apart.
     TOLERANCE = 1e-4
 
     def __init__(self, sigmas: Sequence[float]) -> None:
         self.steps = max(len(sigmas) - 1, 1)
         self._levels = tuple(sigmas)
-        self._last = (0, 0, math.nan)  # evaluation, place among the levels, sigma; of the last call
+        self._last = (0, 0, math.nan)  # evaluation, place among the levels, and sigma of the last call
 
     def step(self, sigma: float, evaluation: int = 0) -> int:
-        """The step, 0 to steps - 1, in which the model is asked at `sigma`; samplers also ask between two levels.
+        """The step, 0 to steps - 1, of an evaluation at `sigma`; samplers also evaluate the model between two levels.
 
-        It is the first one from the last call's on that `sigma` fits, else the first of all.
+        It is the first step that fits `sigma`, searched from the last call's step on, and then from the start.
 
-        evaluation: the number of the sampler's evaluation of the model. Calls of one evaluation are of one step.
+        evaluation: the number of the sampler's evaluation of the model. Calls of one evaluation belong to one step.
         """
         last_evaluation, last, last_sigma = self._last  # read once: each GPU has a thread
         if evaluation != last_evaluation and self._is(last_sigma, sigma) and self._reaches(last + 1, sigma):
@@ -68,20 +68,20 @@ class Schedule:
 
 @dataclass
 class ModelPass:
-    """One forward pass on one GPU (ComfyUI drives each GPU from its own thread). Tensors are made before: see `memory`.
+    """One forward pass on one GPU, which has its own thread. Its tensors are made before it begins: see `memory`.
 
     Attributes:
-        schedule: of the sampling that the pass is in.
-        sigma: the noise level, or its copy from the device that computes it.
+        schedule: of the sampling that the pass belongs to.
+        sigma: the noise level, or the readback of it from the device.
         evaluation: the number of the sampler's evaluation of the model that the pass is a part of.
-        changes: hooks and options that make the model another one for this pass.
-        check_at_end: the pass can be made again, so the guard looks once at its end; else it looks at each output
+        changes: hooks and options that change the model's computation in this pass.
+        check_at_end: the pass can be repeated, so the guard checks once, at its end; else the guard checks each output
             before the model goes on.
-        calls: the names of the attention calls so far, such as "block 7 self", or "call 12" of a model without blocks.
+        calls: the names of the attention calls so far, such as "block 7 self", or "call 12" in a model without blocks.
         raises_handed_back: the override raises HandedBack, so that the watcher can retry with the call's containers.
         nonfinite: None, or one int32, 0 at first, that calls on its device set when a value is NaN or infinite.
-        flag: its copy on the host.
-        agreements: None, or (calls, 3) float32 that takes what is measured of the outputs of calls on its device.
+        flag: the copy of `nonfinite` on the host.
+        agreements: None, or (calls, 3) float32 for the measured quality of calls on its device.
     """
 
     session: Session
@@ -91,7 +91,7 @@ class ModelPass:
     evaluation: int
     device: torch.device
     changes: ModelChanges = frozenset()
-    model: int = 0  # a number of the diffusion model: a guider may have two in one sampling
+    model: int = 0  # the id of the diffusion model: a guider may have two in one sampling
     token_kinds: TokenKinds = ONE_KIND
     has_slices: bool = False
     check_at_end: bool = False
@@ -100,80 +100,80 @@ class ModelPass:
     nonfinite: torch.Tensor | None = None
     agreements: torch.Tensor | None = None
     flag: Readback | None = None
-    _step: int = -1  # until somebody asks
-    _flag_copied_after: int = -1  # calls
-    _streams: set[int] = field(default_factory=set)  # on which calls may set the flag
-    _kept: int = 0
-    _named: dict[str, int] = field(default_factory=dict)
+    _step: int = -1  # not known until a call needs it
+    _flag_copied_after: int = -1  # number of calls
+    _streams: set[int] = field(default_factory=set)  # of the calls that may set the flag
+    _rows_used: int = 0
+    _counts: dict[str, int] = field(default_factory=dict)
     _kind: str = ""
 
     @property
     def step(self) -> int:
-        """Of the sampling. The first question may wait for the device.
+        """The step of the sampling. The first access may wait for the device.
 
-        It comes with the first attention call, when the device has the model's work before that to go on with.
+        That is the first attention call, when the device still has the model's earlier work to do.
         """
-        if self._step < 0:  # no cached_property, which before Python 3.12 would let other GPUs' threads wait too
+        if self._step < 0:  # no cached_property: before Python 3.12 it would make other GPUs' threads wait too
             sigma = self.sigma.values()[0] if isinstance(self.sigma, Readback) else self.sigma
             self._step = self.schedule.step(sigma, self.evaluation)
         return self._step
 
     def settle(self) -> int:
-        """The step, also where no call has asked for it: that of the next pass is looked for from there on."""
+        """Find the step even if no call needed it: the search for the next pass's step begins there."""
         return self.step
 
     def next_call(self, block: str | None, is_self: bool) -> str:
-        """The name of the call that begins now; `block` makes it, if the model says so.
+        """The name of the call that begins now, made from `block` if the model names its blocks.
 
-        A name is the same in every pass: models call attention in the same order. Calls of blocks do not count among
-        the others, so that a pass in which some blocks are left out keeps the names.
+        A call has the same name in every pass: models call attention in the same order. Each block has its own count,
+        so a pass that skips some blocks keeps the names.
         """
         return self._count(_kind(block, is_self))
 
     def take_back(self) -> None:
-        """The call that `next_call` named last was none: it comes again."""
+        """Undo the last `next_call`: that call was not made and comes again."""
         self.calls.pop()
-        self._named[self._kind] -= 1
+        self._counts[self._kind] -= 1
 
     def count_too(self, other: ModelPass) -> str:
-        """Count the call that `other`, the same pass of another node, counted last; its name."""
+        """Count the call that `other`, the same pass of another node, counted last, and return its name."""
         return self._count(other._kind)
 
     def _count(self, kind: str) -> str:
-        number = self._named.get(kind, 0)
-        self._named[kind] = number + 1
+        number = self._counts.get(kind, 0)
+        self._counts[kind] = number + 1
         self._kind = kind
         name = _name(kind, number)
         self.calls.append(name)
         return name
 
     def restart(self) -> None:
-        """The pass is made again: its calls are counted from the first layer on."""
+        """Count the calls from the first layer on again: the pass is repeated."""
         self.calls.clear()
-        self._named.clear()
+        self._counts.clear()
 
     def nonfinite_flag(self, device: torch.device) -> torch.Tensor | None:
-        """The flag for a call on `device`, or None when its output has to be looked at by itself."""
+        """The flag for a call on `device`, or None if the guard must check its output by itself."""
         if not self.check_at_end or self.nonfinite is None or self.nonfinite.device != device:
             return None
         self._streams.add(_current_stream(device))
         return self.nonfinite
 
     def copy_flag(self) -> None:
-        """Copy the flag now, behind what is expected to be the last call; a later call makes `found_nonfinite` do it.
+        """Copy the flag after the call that should be the last; if another one follows, `found_nonfinite` copies it.
 
-        What the model enqueues from here on keeps the device busy while the host waits for the flag and goes on.
+        What the model enqueues from here on keeps the device busy while the host waits for the flag.
         """
         if not self.check_at_end or self.flag is None or self.nonfinite is None:
             return
         if not can_read_back(self.nonfinite.device):
             return
-        if self._streams == {_current_stream(self.nonfinite.device)}:  # others may still be at work
+        if self._streams == {_current_stream(self.nonfinite.device)}:  # other streams may still run calls
             self.flag.start(self.nonfinite)
             self._flag_copied_after = len(self.calls)
 
     def found_nonfinite(self) -> bool:
-        """Whether a call of the pass, which is through, has set the flag; waits for the flag."""
+        """Whether a call of the finished pass has set the flag; waits for the flag."""
         if self.flag is None or self.nonfinite is None:
             return False
         if self._flag_copied_after != len(self.calls):
@@ -181,15 +181,15 @@ class ModelPass:
         return any(self.flag.values())
 
     def keep(self, agreement: torch.Tensor) -> torch.Tensor:
-        """The values of `agreement`, (3,), that outlive the model's blocks: in `agreements`, else on the CPU."""
+        """A copy of `agreement`, (3,), that outlives the model's blocks: in `agreements`, else on the CPU."""
         kept = self.agreements
-        if kept is None or kept.device != agreement.device or self._kept == len(kept):
+        if kept is None or kept.device != agreement.device or self._rows_used == len(kept):
             return agreement.cpu()
-        self._kept += 1
-        return kept[self._kept - 1].copy_(agreement)
+        self._rows_used += 1
+        return kept[self._rows_used - 1].copy_(agreement)
 
 
-# Made once: each call needs them.
+# These strings are cached because each call needs them.
 @lru_cache(maxsize=4096)
 def _kind(block: str | None, is_self: bool) -> str:
     return "" if block is None else f"{block} {'self' if is_self else 'cross'}"
@@ -232,7 +232,7 @@ def running(slot: int, model_pass: ModelPass) -> Iterator[None]:
 
 
 def restart() -> None:
-    """The pass that this thread is in is made again: every node counts its calls from the first layer on."""
+    """Make every node count calls from the first layer on again: this thread repeats its pass."""
     for model_pass in _running.by_slot.values():
         model_pass.restart()
 

@@ -26,7 +26,7 @@ def measure(
     scale: float | None,
     mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`metrics.compare` of `out`, (B, Hq, Nq, D), at sampled rows of all batches; the rest as of `exact_rows`."""
+    """`metrics.compare` of `out`, (B, Hq, Nq, D), at sampled rows of all batches; the rest as in `exact_rows`."""
     heads = metrics.spread(q.shape[1], HEADS, torch.device("cpu")).tolist()
     rows = metrics.spread(q.shape[2], ROWS, q.device)
     sampled = torch.cat([out[:, head, None].index_select(2, rows) for head in heads], dim=1)
@@ -43,7 +43,7 @@ def compare(call: AttentionCall, out: torch.Tensor, site: CallSite, model_pass: 
     except RuntimeError as error:
         if not memory.found_none(error):
             raise
-        # The sampling itself has what it needs.
+        # The sampling itself can go on.
         session.dispatcher.warn_once(
             "the GPU has too little free memory to compare every call with full precision. The report leaves these "
             "calls out"
@@ -51,7 +51,7 @@ def compare(call: AttentionCall, out: torch.Tensor, site: CallSite, model_pass: 
 
 
 def time_comfyui(call: AttentionCall, fallback: Fallback, model_pass: ModelPass) -> None:
-    """Record ComfyUI's time for a call that a backend is about to serve; the output is gone before that begins."""
+    """Record ComfyUI's time for a call that a backend is about to serve; the output is freed before that begins."""
     tensors = [container.tensor for container in call.containers]
     timer = start_timer(call.q.device)
     try:
@@ -59,7 +59,7 @@ def time_comfyui(call: AttentionCall, fallback: Fallback, model_pass: ModelPass)
             fallback()
         timer.stop()
         model_pass.session.record.add_comparison(call.form, timer)
-    except RuntimeError as error:  # such as too little memory: the backend may do with less
+    except RuntimeError as error:  # such as too little memory: the backend may need less
         warn = model_pass.session.dispatcher.warn_once
         warn(f"ComfyUI's attention could not be timed for the report: {error_text(error)}")
     finally:

@@ -16,7 +16,7 @@ LayerStep = tuple[int, int]  # layer and step
 
 
 class Sampling(Enum):
-    """How far the sampling of a record came."""
+    """How far a recorded sampling got."""
 
     NONE = "none began yet"
     RUNNING = "it runs"
@@ -24,7 +24,7 @@ class Sampling(Enum):
     COMPLETE = "it came to its end"
 
 
-# Why a sampling that began has no pass of the model, by how far it came.
+# Why a sampling that began has no pass of the model, by how far it got.
 NO_PASS = {
     Sampling.RUNNING: "the sampling is running, and the model has not finished a pass yet",
     Sampling.STOPPED: "the sampling failed or was interrupted before the model finished a pass",
@@ -36,11 +36,11 @@ NO_PASS = {
 class Decision:
     """How one attention call is served: by a backend with these options, or by ComfyUI's attention for a reason.
 
-    A backend has a reason too where another attention replaces what the user chose, or a faster one does not.
+    A backend has a reason too if another attention replaces what the user chose, or if a faster one does not.
     is_peer: the backend is another package's attention and replaces what `options` say.
-    by: who else served a call that no backend did: another node or pack, or what the model's file asks for.
-    peak_bytes: as `CallPlan.peak_bytes`, of a call that was not computed by `CallPlan.run`.
-    plan: by which the backend computes the call; None where it was only asked what it could do.
+    by: who served a call that no backend did: another node or pack, or the attention that the model's file asks for.
+    peak_bytes: like `CallPlan.peak_bytes`, for a call that `CallPlan.run` did not compute.
+    plan: the backend computes the call by it; None if the backend was only asked what it can do.
     """
 
     backend: str | None = None
@@ -66,7 +66,7 @@ class Decision:
 
 @lru_cache(maxsize=MOST_PLANS)
 def decision_of(plan: CallPlan | Refusal) -> Decision:
-    """How calls of a plan are served; a refused one stays with ComfyUI."""
+    """How calls of a plan are served; refused calls stay with ComfyUI."""
     if isinstance(plan, Refusal):
         return Decision(reason=plan.reason)
     # Layout and scale differ from call to call: with them the report would list one mode several times.
@@ -85,7 +85,7 @@ class Share:
 
 @dataclass(frozen=True)
 class SpeedComparison:
-    """Calls beside another way to do the same work, of which the time is known; seconds of one device, on average."""
+    """Calls compared with another way to do the same work; seconds of one device, on average."""
 
     calls: int
     other_seconds: float
@@ -98,7 +98,7 @@ class SpeedComparison:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast they were."""
+        """How many times as fast the calls were."""
         return self.other_seconds / self.seconds if self.seconds > 0.0 else 1.0
 
 
@@ -107,19 +107,19 @@ class Summary:
     """One sampling as plain data.
 
     Attributes:
-        layers: attention calls of different names; a call's layer is the number of its name.
+        layers: how many names attention calls had; a call's layer is the number of its name.
         seconds: from the first forward pass to the end of sampling.
         shares: one entry for each distinct decision, the most frequent first, backends before ComfyUI's attention.
-        cells: the decision of the last such call.
-        speed: the backends' calls beside ComfyUI's attention on the same work, or None with nothing to compare.
+        cells: the decision of the last call of each layer and step.
+        speed: the backends' calls compared with ComfyUI's attention on the same work, or None without such work.
         devices: GPUs that sampled at the same time. The seconds of `shares` are their sum; `attention_seconds` and
             `speed` are averages per GPU, comparable with `seconds`.
         fewer_calls: owner of a patch of transformer blocks -> the passes with it that made fewer attention calls than
-            the fullest pass of the sampling, and how many calls less.
-        silent_passes: those that made no attention call that could be seen.
-        timed_calls: how many were timed. The others count as the mean of those of equal work and decision;
-            calls_without_time: others like which none was timed.
-        peak: bytes of q, k, v, output and scratch memory of the largest call by a backend, and of ComfyUI's default.
+            the fullest pass of the sampling, and how many fewer.
+        silent_passes: passes without an attention call that could be seen.
+        timed_calls: how many calls were timed. The others count with the mean of timed ones of equal work and decision;
+            calls_without_time: those without such a timed call.
+        peak: bytes of q, k, v, output and scratch memory of a backend's largest call, and with ComfyUI's default.
     """
 
     steps: int
@@ -154,7 +154,7 @@ class Summary:
 
     @property
     def was_passed_over(self) -> bool:
-        """Whether a node of this pack behind this one served every call: such calls are named and not recorded."""
+        """Whether a node of this pack after this one served every call: such calls are named but not recorded."""
         return self.calls == 0 and self.silent_passes < self.passes
 
     @property

@@ -15,7 +15,7 @@ from ...metrics import Agreement
 from .record import Decision, LayerStep, Sampling, Share, SpeedComparison, Summary
 from .timer import NO_TIMER, Timer
 
-TIMED_STEPS = 6  # of a sampling, or more
+TIMED_STEPS = 6  # of a sampling, at least
 Times = list[tuple[Hashable, float]]  # work and seconds of calls
 
 
@@ -30,7 +30,7 @@ class _Entry(NamedTuple):
 
 
 class Recorder:
-    """Records the sampling that runs or ran last. times_calls: a report reads times, of a sample of the steps."""
+    """Records the current or last sampling. times_calls: calls in a sample of the steps are timed, for a report."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,72 +39,72 @@ class Recorder:
     def _reset(self, steps: int, *, times_calls: bool) -> None:
         self.times_calls = times_calls
         self._steps = steps
-        self._timed_every = max(steps // TIMED_STEPS, 1)  # of so many steps one is timed
-        self._runs = False
+        self._timed_every = max(steps // TIMED_STEPS, 1)  # one of so many steps is timed
+        self._is_running = False
         self._sampling = Sampling.NONE
         self._layers: dict[str, int] = {}
         self._entries: list[_Entry] = []
-        self._calls: Counter[Hashable] = Counter()  # of each work, that a backend was to serve
+        self._calls: Counter[Hashable] = Counter()  # work -> calls that a backend was to serve
         self._comparisons: list[tuple[Hashable, Timer]] = []
         self._agreement: dict[LayerStep, list[torch.Tensor]] = {}
-        # Of each pass its attention calls, and whose patch replaced blocks.
+        # Of each pass, the number of attention calls, and whose patch replaced blocks.
         self._passes: list[tuple[int, str | None]] = []
         self._whole: Timer | None = None
         self._devices: set[Hashable] = set()
         self._final: Summary | None = None
 
     def begin_sampling(self, steps: int, *, times_calls: bool = True) -> None:
-        """Forget everything: a sampling of `steps` steps begins."""
+        """Forget the last sampling and begin one of `steps` steps."""
         with self._lock:
             self._reset(steps, times_calls=times_calls)
-            self._runs, self._sampling = True, Sampling.RUNNING
+            self._is_running, self._sampling = True, Sampling.RUNNING
 
     def begin_pass(self, timer: Timer, device: Hashable = None) -> None:
-        """A pass on `device` starts; `timer` measures the whole sampling unless an earlier pass brought one."""
+        """Begin a pass on `device`. `timer` measures the whole sampling, unless an earlier pass brought one."""
         with self._lock:
-            if self._runs:
+            if self._is_running:
                 self._devices.add(device)
                 self._whole = self._whole or timer
 
     def end_pass(self, calls: int, blocks_by: str | None = None) -> None:
-        """A pass with so many attention calls is through. blocks_by: whose patch replaced blocks."""
+        """End a pass that made `calls` attention calls. blocks_by: whose patch replaced blocks."""
         with self._lock:
-            if self._runs:
+            if self._is_running:
                 self._passes.append((calls, blocks_by))
 
     def end_sampling(self, *, completed: bool = True) -> None:
-        """Stop the measurement of the whole sampling; not `completed`: it failed or was interrupted."""
+        """Stop timing the whole sampling. completed: False if it failed or was interrupted."""
         with self._lock:
-            self._runs, self._final = False, None
+            self._is_running, self._final = False, None
             self._sampling = Sampling.COMPLETE if completed else Sampling.STOPPED
             if self._whole is not None:
                 self._whole.stop()
 
     def layer_of(self, name: str) -> int:
-        """The number of the call's name, from 0, in the order in which the names of a sampling first came."""
-        number = self._layers.get(name)  # mostly: each call asks
+        """The number of a call's name, from 0, in the order in which the sampling's names first appeared."""
+        number = self._layers.get(name)  # the usual case: each call asks
         if number is None:
             with self._lock:
                 number = self._layers.setdefault(name, len(self._layers))
         return number
 
     def times_step(self, step: int) -> bool:
-        """Whether its calls are timed: of many steps two in a row, as sparse calls choose blocks in every second."""
+        """Whether calls of `step` are timed: two steps in a row, as sparse calls choose blocks in every second one."""
         return self.times_calls and step % (2 * self._timed_every) < 2
 
     def add(self, layer: int, step: int, decision: Decision, timer: Timer, *, work: Hashable | None = None) -> None:
-        """Add a call whose `timer` is stopped, or NO_TIMER. work: equal where times are comparable, or None."""
-        if self._runs:
+        """Add a call. timer: stopped, or NO_TIMER. work: equal for calls with comparable times, or None."""
+        if self._is_running:
             self._entries.append(_Entry(layer, step, decision, timer, work))
 
     def add_agreement(self, layer: int, step: int, agreement: torch.Tensor) -> None:
         with self._lock:
-            if self._runs:
+            if self._is_running:
                 self._agreement.setdefault((layer, step), []).append(agreement)
 
     def wants_comparison(self, work: Hashable) -> bool:
-        """Count a backend's call of `work`; True for the second and third: the first one loads what it needs."""
-        if not self._runs:
+        """Count a backend's call of `work`; True for the second and third, because the first one also loads kernels."""
+        if not self._is_running:
             return False
         self._calls[work] += 1
         return self._calls[work] in (2, 3)
@@ -112,15 +112,15 @@ class Recorder:
     def add_comparison(self, work: Hashable, timer: Timer) -> None:
         """`timer` measured ComfyUI's attention on a call of this work that a backend serves."""
         with self._lock:
-            if self._runs:
+            if self._is_running:
                 self._comparisons.append((work, timer))
 
     def summary(self) -> Summary:
-        """The record as plain data; waits for the device. That of a sampling which is over is made once."""
+        """The record as plain data; waits for the device. For a finished sampling it is made once."""
         with self._lock:
             if self._final is not None:
                 return self._final
-            recorded, is_final = self._entries, not self._runs
+            recorded, is_final = self._entries, not self._is_running
             entries, comparisons, passes = list(recorded), list(self._comparisons), tuple(self._passes)
             agreement = {cell: list(measured) for cell, measured in self._agreement.items()}
             whole, devices, names = self._whole, max(len(self._devices), 1), tuple(self._layers)
@@ -129,8 +129,8 @@ class Recorder:
         seconds = [0.0] * len(decisions)
         served: Times = []
         comfyui: Times = [(work, timer.seconds()) for work, timer in comparisons]
-        of_each = _elapsed(entries, kinds)
-        for entry, kind, elapsed in zip(entries, kinds, of_each, strict=True):
+        elapsed_times = _elapsed(entries, kinds)
+        for entry, kind, elapsed in zip(entries, kinds, elapsed_times, strict=True):
             if elapsed is None:
                 continue
             seconds[kind] += elapsed
@@ -154,7 +154,7 @@ class Recorder:
             sampling=sampling,
             timed=timed,
             timed_calls=sum(entry.timer is not NO_TIMER for entry in entries),
-            calls_without_time=of_each.count(None),
+            calls_without_time=elapsed_times.count(None),
             peak=_peak({(entry.decision.plan, entry.decision.peak_bytes) for entry in entries}),
         )
         with self._lock:
@@ -164,9 +164,9 @@ class Recorder:
 
 
 def _numbered(decisions: Sequence[Decision]) -> tuple[list[int], list[Decision]]:
-    """Of each decision the number of those that equal it, and the decision of each number.
+    """The number of each decision, equal for equal decisions, and the decision of each number.
 
-    Most are few objects, and to compare two takes as long as to record a call.
+    Identity comes first: most decisions are the same few objects, and comparing two takes as long as recording a call.
     """
     numbers: dict[Decision, int] = {}
     objects = {id(decision): decision for decision in decisions}
@@ -175,15 +175,15 @@ def _numbered(decisions: Sequence[Decision]) -> tuple[list[int], list[Decision]]
 
 
 def _elapsed(entries: Sequence[_Entry], kinds: Sequence[int]) -> list[float | None]:
-    """The seconds of each call: of one that was not timed, the mean of those of equal work and kind; None without.
+    """The seconds of each call. A call that was not timed gets the mean of timed ones of equal work and kind, or None.
 
-    Those of its own layer count, if there are any: how many blocks a sparse call computes depends on the layer.
+    It takes those of its own layer if there are any: how many blocks a sparse call computes depends on the layer.
     """
     seconds = [None if entry.timer is NO_TIMER else entry.timer.seconds() for entry in entries]
     if seconds.count(None) == len(seconds):
         return seconds
     timed: defaultdict[Hashable, list[float]] = defaultdict(list)
-    first: dict[Hashable, float] = {}  # it loads or compiles what the others find
+    first: dict[Hashable, float] = {}  # the first call also loads or compiles; it counts if no other was timed
     for entry, kind, elapsed in zip(entries, kinds, seconds, strict=True):
         if elapsed is None:
             continue
@@ -195,13 +195,13 @@ def _elapsed(entries: Sequence[_Entry], kinds: Sequence[int]) -> list[float | No
     usual = first | {key: fmean(values) for key, values in timed.items()}
     for place, (entry, kind) in enumerate(zip(entries, kinds, strict=True)):
         if seconds[place] is None:
-            of_all = usual.get((kind, entry.work))
-            seconds[place] = usual.get((kind, entry.work, entry.layer), of_all)
+            of_all_layers = usual.get((kind, entry.work))
+            seconds[place] = usual.get((kind, entry.work, entry.layer), of_all_layers)
     return seconds
 
 
 def _peak(calls: Iterable[tuple[CallPlan | None, int | None]]) -> tuple[int, int] | None:
-    """`Summary.peak`, from the plans of the calls, and the peaks of those that were not computed by `run`."""
+    """`Summary.peak`, from the plans of the calls, and the peaks of calls that `run` did not compute."""
     plans = [(plan, plan.peak_bytes() if peak is None else peak) for plan, peak in calls if plan is not None]
     return max(((peak, plan.plain_bytes) for plan, peak in plans if peak is not None), default=None)
 
@@ -224,7 +224,7 @@ def _mean(measured: Iterable[torch.Tensor]) -> Agreement:
 def _compared(times: Times, times_otherwise: Times, devices: int) -> SpeedComparison | None:
     """Compare total times over the work that was measured both ways; None if there is none.
 
-    The other way's time for a work is the lower median of its calls: a first call that loads a kernel does not count.
+    The other way's time is the lower median of its calls of a work, so a first call that loads a kernel does not count.
     """
     by_work: defaultdict[Hashable, list[float]] = defaultdict(list)
     for work, seconds in times_otherwise:

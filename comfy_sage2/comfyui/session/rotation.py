@@ -1,10 +1,10 @@
-"""Which heads of a call site are rotated: the first call of a sampling chooses, and later calls get its answer.
+"""Which heads of a call site are rotated: the first call of a sampling chooses, and later calls reuse its choice.
 
-A choice is a look at a sample of each head in a call, which takes longer than all that rotation costs, and it hardly
-changes from one step to the next. It stays on the GPU, for every call of the layer with tensors of the same shapes:
-both halves of a guidance pair, in one batch or in passes of their own. Every tenth step is chosen anew. At the end of a
-pass that chose, the answers are copied to the host, which does not wait for them. From then on a layer in which no head
-gains has the calls that rotate none, and another one those that are planned for it.
+A choice inspects a sample of each head in a call. This takes longer than all that rotation costs, and the choice hardly
+changes from one step to the next. It stays on the GPU and holds for every call of the layer with the same shapes: both
+halves of a guidance pair, in one batch or in separate passes. Every tenth step chooses again. At the end of a pass that
+chose, the choices are copied to the host, which does not wait for them. Once they have arrived, a layer in which no
+head gains uses the plan without rotation, and any other layer the plan that takes rotated heads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .model_passes import can_read_back
 from .record import Decision, decision_of
 
 RENEWED_AFTER = 10  # steps
-_MOST_HEADS = 1 << 14  # of all layers, batch entries and shapes of a sampling
+_MAX_HEADS = 1 << 14  # of all layers, batch entries and shapes of a sampling
 
 
 class _Board:
@@ -31,36 +31,36 @@ class _Board:
 
     def __init__(self, device: torch.device) -> None:
         with memory.unrecorded():  # it outlives the model's blocks
-            self.heads = torch.ones(_MOST_HEADS, dtype=torch.int32, device=device)
-        self._readback = Readback(_MOST_HEADS, torch.int32, device)
+            self.heads = torch.ones(_MAX_HEADS, dtype=torch.int32, device=device)
+        self._readback = Readback(_MAX_HEADS, torch.int32, device)
         self._taken = 0
-        self._copies = 0  # that were started
-        self._has_choices = False  # since the last one
+        self._copies = 0  # how many were started
+        self._has_choices = False  # since the last copy
         self._answers: list[float] = []
-        self._answered = 0  # the number of the copy that these are of
+        self._answered = 0  # the number of the copy that holds these answers
 
     def take(self, shape: torch.Size) -> slice | None:
-        """A place for so many heads, or None where there is none."""
+        """A place for the heads of this shape, or None if the board is full."""
         place = slice(self._taken, self._taken + shape.numel())
-        if place.stop > _MOST_HEADS:
+        if place.stop > _MAX_HEADS:
             return None
         self._taken = place.stop
         return place
 
     def note_choice(self) -> int:
-        """A call has chosen: the number of the copy that will have its answer."""
+        """Note that a call has chosen, and return the number of the copy that will hold its answer."""
         self._has_choices = True
         return self._copies + 1
 
     def end_pass(self) -> None:
-        """Start a copy where a call has chosen since the last one."""
+        """Start a copy if a call has chosen since the last one."""
         if self._has_choices:
             self._has_choices = False
             self._copies += 1
             self._readback.start(self.heads)
 
     def rotates_some(self, place: slice, copy: int) -> bool | None:
-        """Whether a head of the place is rotated, as the copy of this number or a later one says; None: not yet."""
+        """Whether a head of the place is rotated, by copy number `copy` or a later one; None if none has arrived."""
         if self._answered < copy:
             if self._copies < copy or not self._readback.has_arrived():
                 return None
@@ -72,7 +72,7 @@ class _Served:
     """How calls of one plan are served, at any call site: a model has hundreds of sites, and few plans."""
 
     def __init__(self, chooses: Decision) -> None:
-        """chooses: how a call is served that chooses its heads."""
+        """chooses: the decision of a call that chooses its heads."""
         self.chooses = chooses
 
     @cached_property
@@ -95,7 +95,7 @@ class _Served:
             return decision_of(planned) if reconsiders else self.chooses
         if planned.backend is not plan.backend:
             return decision_of(planned)
-        return replace(self.chooses, plan=planned)  # the options that the user chose, in one line of the report
+        return replace(self.chooses, plan=planned)  # keeps the user's options, for one line in the report
 
 
 class _Site:
@@ -106,7 +106,7 @@ class _Site:
         self.chosen_in: int | None = None  # step
         self._served, self._board, self._place = served, board, place
         self._copy = 0
-        self._known: Decision | None = None  # how calls are served since the answer has arrived
+        self._known: Decision | None = None  # how calls are served after the answer has arrived
 
     def note_choice(self, step: int) -> None:
         self.chosen_in, self._copy, self._known = step, self._board.note_choice(), None
@@ -123,7 +123,7 @@ class _Site:
 
 
 class Rotations:
-    """The rotated heads of one sampling; several threads may call, each for a device of its own."""
+    """The rotated heads of one sampling; several threads may call, each for its own device."""
 
     def __init__(self, *, active: bool = False) -> None:
         """active: a sampling runs; outside of one no choice is kept."""
@@ -133,7 +133,7 @@ class Rotations:
         self._served: dict[CallPlan, _Served] = {}
 
     def decided(self, decision: Decision, site: CallSite, model: int = 0) -> tuple[Decision, torch.Tensor | None]:
-        """How a call is served for which `decision` was made, and the heads that it writes or gets."""
+        """What replaces `decision` for a call, and the heads that the call writes or reads."""
         plan = decision.plan
         if plan is None or plan.signature.rotated_heads is None or plan.options.rotate != AUTO or not self._active:
             return decision, None
@@ -141,34 +141,34 @@ class Rotations:
             return decision, None
         key = model, site.layer, plan
         if key not in self._sites:
-            self._sites[key] = self._made(decision, plan)
-        of_site = self._sites[key]
-        if of_site is None:
+            self._sites[key] = self._new_site(decision, plan)
+        entry = self._sites[key]
+        if entry is None:
             return decision, None
-        served = of_site.decided(site.step)
-        takes = served.plan is not None and served.plan.signature.rotated_heads is not None
-        return served, of_site.heads if takes else None
+        served = entry.decided(site.step)
+        takes_heads = served.plan is not None and served.plan.signature.rotated_heads is not None
+        return served, entry.heads if takes_heads else None
 
     def ran(self, decision: Decision, site: CallSite, model: int = 0) -> None:
-        """A call was made as `decided` said, with its heads."""
+        """Note that a call was made as `decided` said, with its heads."""
         if decision.plan is None:
             return
-        of_site = self._sites.get((model, site.layer, decision.plan))
-        if of_site is not None:  # it is the plan that chooses
-            of_site.note_choice(site.step)
+        entry = self._sites.get((model, site.layer, decision.plan))
+        if entry is not None:  # only plans that choose are keys
+            entry.note_choice(site.step)
 
     def repeat(self, step: int) -> None:
-        """Forget what was chosen in `step`: a pass of it is made again, as its values may be broken."""
-        for of_site in list(self._sites.values()):
-            if of_site is not None and of_site.chosen_in == step:
-                of_site.chosen_in = None
+        """Forget what was chosen in `step`: a pass of it is repeated, and its values may be broken."""
+        for entry in list(self._sites.values()):
+            if entry is not None and entry.chosen_in == step:
+                entry.chosen_in = None
 
     def end_pass(self, device: torch.device) -> None:
         board = self._boards.get(device)
         if board is not None and can_read_back(device):
             board.end_pass()
 
-    def _made(self, decision: Decision, plan: CallPlan) -> _Site | None:
+    def _new_site(self, decision: Decision, plan: CallPlan) -> _Site | None:
         heads, device = plan.signature.rotated_heads, plan.signature.device
         assert heads is not None
         board = self._boards.get(device)

@@ -1,4 +1,4 @@
-"""Computing one attention call: by its plan, more exactly where the guard objects, or else by the fallback."""
+"""Compute one attention call: by its plan, in a more exact mode if the guard rejects that, or by the fallback."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def compute(
     fallback: Fallback,
     rotated_heads: torch.Tensor | None,
 ) -> tuple[torch.Tensor, Decision, Sequence[str]]:
-    """The output of `call` as the caller expects it, who computed it, and who gave values that are not finite.
+    """The output of `call` as the caller expects it, who computed it, and whose outputs were not finite.
 
-    It is computed as `decision` says, with its `rotated_heads`; then in a more exact mode with all key blocks where the
-    guard objects; by `fallback` when no backend is to, or it fails, or that is not finite either.
+    `decision` says how it is computed, with its `rotated_heads`. If the guard rejects the output, a more exact mode
+    computes all key blocks. `fallback` serves a call without a backend, or if the backend fails, or if the second
+    output is not finite either.
     """
     broken: list[str] = []
     dispatcher = model_pass.session.dispatcher
@@ -41,7 +42,7 @@ def compute(
             heads, sparsity = (None, None) if broken else (rotated_heads, dispatcher.sparsity)
             out, served, is_finite = _by_plan(call, decision, site, model_pass, heads, sparsity)
         except (RuntimeError, ValueError) as error:
-            # Nobody could compute it again; without memory, ComfyUI frees some and tells the user.
+            # Nobody can compute a released call again. If memory runs out, ComfyUI frees some and tells the user.
             if call.is_released or is_out_of_memory(error):
                 raise
             decision = Decision(reason=f"[SA-310] {decision.backend} failed: {error_text(error)}")
@@ -62,7 +63,7 @@ def compute_slices(
     feed: Callable[[Slices], None],
     rotated_heads: torch.Tensor | None,
 ) -> Decision:
-    """How a call was made whose q, k and v `feed` gives in slices; without a plan and why where it was not."""
+    """Compute a call whose q, k and v `feed` gives in slices; the decision is `in_slices`, or says why not."""
     plan, flag = decision.plan, model_pass.nonfinite_flag(call.q.device)
     if plan is None or flag is None:
         return decision
@@ -86,15 +87,15 @@ def _by_plan(
     rotated_heads: torch.Tensor | None,
     sparsity: BlockSparsity | None,
 ) -> tuple[torch.Tensor, Decision, bool]:
-    """The output, how it was made, and whether it is finite; releases inputs in containers as early as it can."""
+    """The output, how it was made, and whether it is finite; releases inputs in containers as early as possible."""
     session, plan = model_pass.session, decision.plan
     checks = session.dispatcher.guard
     assert plan is not None
-    flag, looks = None, False
-    # An exact attention's NaN are the model's own, as ComfyUI's are: nothing else could compute the call better.
+    flag, checks_output = None, False
+    # NaN from an exact attention are the model's own, as from ComfyUI's: nothing could compute the call better.
     if checks is not None and plan.options.mode != EXACT and model_passes.can_read_back(call.q.device):
         flag = model_pass.nonfinite_flag(call.q.device)
-        looks = flag is None
+        checks_output = flag is None
     mask = call.mask_4d()
     optional = NO_TENSORS
     if not (mask is None and flag is None and rotated_heads is None):
@@ -105,7 +106,7 @@ def _by_plan(
     elif has_observer(call.q, call.k, call.v, mask):
         out = call.output(run(plan, *call.tensors(), optional)[0])
     else:
-        if call.containers and not looks and not session.measures_quality:
+        if call.containers and not checks_output and not session.measures_quality:
             attend = plan.prequantize(*call.tensors(), optional)
             if attend is not None:
                 form = call.form
@@ -117,4 +118,4 @@ def _by_plan(
             out = plan.run_reshaped(call.q, call.k, call.v, optional, call.form.output_shape)
         else:
             out = call.output(plan.run(*call.tensors(), optional)[0])
-    return out, decision, not looks or guard.is_finite(out)
+    return out, decision, not checks_output or guard.is_finite(out)

@@ -1,4 +1,4 @@
-"""One node at work on one model: each attention call is decided, computed and recorded here."""
+"""One node running on one model: a session decides, computes and records each attention call."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ log = logging.getLogger("comfy_sage2")
 
 T = TypeVar("T")
 TAKEN = "[SA-316] another attention node or pack computed this call"
-OUTSIDE = Schedule((1.0, 0.0))  # a pass outside of a sampling: its only step
-_MANY_LAYERS = 512  # attention calls of a pass, before the first one has shown how many there are
+OUTSIDE = Schedule((1.0, 0.0))  # of a pass outside of a sampling: one step
+_MANY_LAYERS = 512  # expected attention calls of a sampling's first pass
 
 
 class Session:
     """State of one node, kept as long as ComfyUI caches the node's output.
 
     Attributes:
-        slot: the node's number, from 0, among the nodes of this kind in a row.
-        previous: the override that was installed before, which serves what this node does not, or None.
-        layers: attention calls of one pass; None until the first pass of a sampling is through.
-        can_repeat: whether the guard may have a pass of this sampling made again, as far as the model tells.
-        declared: what the model's file asks for; known from the node on, and anew from the first pass of a sampling.
-        compiled: the model was sampled last as compiled code, from which what a file asks for cannot be read.
-        prompt: the run of ComfyUI's queue in which that was, or None outside of one.
-        pack_in_model: a pack that put functions of its own around the model or into it in the last sampling, or None.
-        model_layers: attention layers of a model that has a pack's functions in it; 0 where nobody counted them.
-        evaluations: of the model that samplers have begun, each of one or more passes.
-        wholes: why calls whose q, k and v could have come in slices had them as wholes, and how many.
-        sliced_feed_forwards: so many tokens the inputs had for which a feed-forward module found no memory as a whole.
+        slot: the node's number, from 0, in the chain of nodes of this kind.
+        previous: the override that was installed before, which serves the calls that this node leaves, or None.
+        layers: attention calls of one pass; None until the first pass of a sampling has ended.
+        can_repeat: whether the guard may repeat a pass of this sampling, as far as the model shows.
+        declared: what the model's file asks for; read when the node runs, and again in a sampling's first pass.
+        compiled: the last sampling ran the model as compiled code, from which `declared` cannot be read.
+        prompt: the id of the run of ComfyUI's queue that the last sampling was in, or None outside of a run.
+        pack_in_model: a pack whose own functions were around the model or in it in the last sampling, or None.
+        model_layers: attention layers of a model that has a pack's functions in it; 0 if they were not counted.
+        evaluations: how many evaluations of the model samplers have begun; each takes one or more passes.
+        wholes: why calls that could have come in slices came as wholes, and how many.
+        sliced_feed_forwards: the token counts at which a feed-forward module found no memory for the whole.
     """
 
     def __init__(self, dispatcher: Dispatcher, slot: int = 0, previous: Override | None = None) -> None:
@@ -70,11 +70,11 @@ class Session:
         self.measures_quality = False
         self.wholes: Counter[str] = Counter()
         self.sliced_feed_forwards: set[int] = set()
-        self._no_slices: dict[Hashable, str] = {}  # why calls of a form take none, and of None any
+        self._no_slices: dict[Hashable, str] = {}  # form -> why its calls take no slices; None: why no call does
         self.publish_status: Callable[[], None] = lambda: None
         self._schedule = OUTSIDE
-        self._expected_calls = 0  # of a pass: those of the pass before
-        self._follows_node = hasattr(previous, "session")  # another one of this pack
+        self._expected_calls = 0  # of a pass: as many as in the pass before
+        self._follows_node = hasattr(previous, "session")  # another node of this pack
         self._watcher: tuple[Override, Override] | None = None
 
     def begin_sampling(
@@ -85,7 +85,7 @@ class Session:
         times_calls: bool = True,
         measures_quality: bool = False,
     ) -> None:
-        """A sampling over these noise levels starts; see the attributes, and those of `Recorder`."""
+        """Start a sampling over these noise levels; see the attributes here and of `Recorder`."""
         self._schedule = Schedule(sigmas)
         self.record.begin_sampling(self._schedule.steps, times_calls=times_calls or measures_quality)
         self.dispatcher.begin_sampling()
@@ -99,23 +99,23 @@ class Session:
         self._no_slices.clear()
 
     def end_sampling(self, *, completed: bool = True) -> None:
-        """The sampling that began last is over; not `completed`: it failed or was interrupted."""
+        """End the sampling that began last. completed: False if it failed or was interrupted."""
         self.record.end_sampling(completed=completed)
         self.dispatcher.end_sampling()
         self._schedule = OUTSIDE
 
     @property
     def leaves_to_declared(self) -> bool:
-        """Whether calls that this node leaves take what the file asks for: no earlier override, no compiled code."""
+        """Whether the declared attention serves what this node leaves: no earlier override, no compiled code."""
         is_first = self.previous is None and not self.compiled
         return bool(self.declared.served) and is_first
 
     def begin_pass(
         self, sigma: float | torch.Tensor, device: torch.device, transformer_options: dict[str, Any]
     ) -> ModelPass:
-        """sigma: the noise level, also as a tensor (1,): the host does not wait for it before a call needs the step."""
+        """sigma: the noise level. The host waits for the value of a tensor (1,) only when a call needs the step."""
         self.record.begin_pass(start_timer(device), device)
-        with memory.unrecorded():  # these tensors live until the pass is through
+        with memory.unrecorded():  # these tensors live until the pass ends
             level = copied(sigma) if isinstance(sigma, torch.Tensor) else sigma
             model_pass = ModelPass(self, self._schedule, level, transformer_options, self.evaluations, device)
             if self.dispatcher.guard is not None and model_passes.can_read_back(device):
@@ -126,7 +126,7 @@ class Session:
         return model_pass
 
     def run_pass(self, model_pass: ModelPass, model: Callable[[], T]) -> T:
-        """The result of `model`; of a second run, with a look at each call, when the guard finds it broken."""
+        """The result of `model`; if the guard finds NaN or infinity, of a second run that checks each call."""
         checks = self.dispatcher.guard
         with model_passes.running(self.slot, model_pass):
             out = model()
@@ -138,9 +138,9 @@ class Session:
                 if self.dispatcher.rotations is not None:
                     self.dispatcher.rotations.repeat(model_pass.step)
                 model_passes.restart()
-                broken = len(checks.downgraded)
+                downgraded_before = len(checks.downgraded)
                 out = model()
-                if model_pass.has_slices and len(checks.downgraded) == broken:
+                if model_pass.has_slices and len(checks.downgraded) == downgraded_before:
                     self._no_slices[None] = "[SA-324] values of a slice were much larger than those of the first one"
                 if isinstance(out, torch.Tensor) and not guard.is_finite(out):
                     checks.repeated_in_vain(model_pass.step)
@@ -160,9 +160,9 @@ class Session:
                 self.layers = len(model_pass.calls)
 
     def takes_slices(self, model_pass: ModelPass, device: torch.device, key: Hashable) -> bool:
-        """Whether calls of this pass may come in slices; if not, why is noted. key: equal for calls of equal form.
+        """Whether calls of this pass may come in slices; if not, notes why. key: equal for calls of equal form.
 
-        Of steps in which the node is not active nothing is noted.
+        It notes nothing for steps in which the node is not active.
         """
         if self.dispatcher.reason_outside(model_pass.step, self._schedule.steps) is not None:
             return False
@@ -182,7 +182,7 @@ class Session:
         return False
 
     def note_whole(self, reason: str) -> None:
-        """q, k and v of a call that could come in slices come as wholes."""
+        """Note that a call comes as a whole although it could come in slices."""
         self.wholes[reason] += 1
 
     def attend_slices(
@@ -194,9 +194,9 @@ class Session:
         options: Mapping[str, Any],
         key: Hashable,
     ) -> bool:
-        """Whether a call came in slices and was computed; else it is made as a whole, and counts then.
+        """Compute a call in slices, and return whether that worked. If not, the call comes again, as a whole.
 
-        feed: as of `compute_slices`; plain does the same by ComfyUI's attention, with the projections.
+        feed: as in `compute_slices`. plain: does the same with ComfyUI's attention, including the projections.
         """
         site, device = self._call_site(call, model_pass, options), call.q.device
         chosen, rotated_heads = self._chosen(call, site, model_pass.model)
@@ -235,7 +235,7 @@ class Session:
         if timer is not NO_TIMER:
             timer.stop()
         if broken or (decision.plan is None and chosen.plan is not None):
-            work = None  # computed twice, or a backend tried
+            work = None  # the call was computed twice, or a backend tried first
         if decision.plan is None:
             owner = self._previous_owner()
             if owner is not None:
@@ -243,10 +243,10 @@ class Session:
             by = owner or call.declared
             decision = decision if by is None else replace(decision, by=by)
         if broken and self.dispatcher.guard is not None:
-            again = decision.plan is not None
-            by = decision.label if again else decision.by or guard.FULL_PRECISION
-            is_finite = again or guard.is_finite(out)
-            self.dispatcher.guard.downgrade(Downgrade(site, ", then ".join(broken), by, is_finite, in_precise=again))
+            in_precise = decision.plan is not None
+            by = decision.label if in_precise else decision.by or guard.FULL_PRECISION
+            is_finite = in_precise or guard.is_finite(out)
+            self.dispatcher.guard.downgrade(Downgrade(site, ", then ".join(broken), by, is_finite, in_precise))
         self._note(decision, site, timer, work, model_pass)
         if self.measures_quality and decision.plan is not None:
             quality.compare(call, out, site, model_pass)
@@ -266,7 +266,7 @@ class Session:
             model_pass.copy_flag()
 
     def _tell_earlier_nodes(self, model_pass: ModelPass) -> None:
-        """Earlier nodes never see a call that a backend served here, but number every call alike."""
+        """Count the call in earlier nodes: they never see it if a backend serves it here, but must number it alike."""
         session = getattr(self.previous, "session", None)
         while session is not None:
             earlier_pass = model_passes.current(session.slot)
@@ -277,20 +277,20 @@ class Session:
     def _timed_work(
         self, call: AttentionCall, chosen: Decision, fallback: Fallback, model_pass: ModelPass
     ) -> Hashable | None:
-        """The form of a call that is timed; ComfyUI's attention, if `fallback` is that, is timed on some."""
+        """The form of a call to be timed. Also times `fallback` on some calls, if it is ComfyUI's attention."""
         if not self.record.times_calls:
             return None
-        may = chosen.plan is not None and self.previous is None
-        if may and self.record.wants_comparison(call.form) and model_passes.can_read_back(call.q.device):
+        is_comparable = chosen.plan is not None and self.previous is None
+        if is_comparable and self.record.wants_comparison(call.form) and model_passes.can_read_back(call.q.device):
             quality.time_comfyui(call, fallback, model_pass)
         return call.form
 
     def _start_timer(self, model_pass: ModelPass, device: torch.device) -> Timer:
-        """Start measuring a call on `device`, if it is in the sample of those that a report reads."""
+        """Start timing a call on `device`, if its step is in the sample that a report reads."""
         return start_timer(device) if self.record.times_step(model_pass.step) else NO_TIMER
 
     def watcher(self, taken_by: Override, make: Callable[[], Override]) -> Override:
-        """What `make` gives for `taken_by`; the same for the same, as compiled code may have it among its guards."""
+        """What `make` returns for `taken_by`; the same object each time, as compiled code may guard on it."""
         known = self._watcher  # read once: the thread of another GPU may replace it
         if known is None or known[0] is not taken_by:
             known = self._watcher = taken_by, make()
@@ -305,13 +305,13 @@ class Session:
         options: Mapping[str, Any] | None,
     ) -> torch.Tensor:
         """Run another pack's attention. Record the call as that pack's, unless the pack gave it back to this node."""
-        seen, device = len(model_pass.calls), call.q.device
+        calls_before, device = len(model_pass.calls), call.q.device
         is_self = is_self_attention(call, options or {}, self.cross_attends)
         call.release()
         timer = self._start_timer(model_pass, device)
         out = run()
         timer.stop()
-        if len(model_pass.calls) == seen:
+        if len(model_pass.calls) == calls_before:
             name = model_pass.next_call(block_of(options or {}), is_self)
             self.record.add(self.record.layer_of(name), model_pass.step, Decision(reason=TAKEN, by=owner), timer)
         return out
@@ -322,7 +322,7 @@ class Session:
         return CallSite(self.record.layer_of(name), model_pass.step, self._schedule.steps, name, is_self)
 
     def _previous_owner(self) -> str | None:
-        """Who serves the calls that this node leaves, in words; None is ComfyUI's attention."""
+        """Who serves the calls that this node leaves, in words; None means ComfyUI's attention."""
         if self.previous is None:
             return None
         if self._follows_node:

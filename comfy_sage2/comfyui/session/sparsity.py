@@ -1,4 +1,4 @@
-"""The node's `sparse`: which calls leave key blocks out, and why others compute all of them."""
+"""The node's `sparse`: which calls skip key blocks, and why others compute all of them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ log = logging.getLogger("comfy_sage2")
 
 @dataclass(frozen=True)
 class LayerSparsity:
-    """What became of one layer's blocks in a sampling; errors are relative L2.
+    """How one layer's blocks were skipped in a sampling; errors are relative L2.
 
     Attributes:
-        calls: that left blocks out; choices: those of them that chose their blocks.
-        head_shares, head_errors: of each head, the share of the blocks that the calls computed, and the largest error
+        calls, choices: the calls that skipped blocks, and those of them that chose their blocks.
+        head_shares, head_errors: for each head, the share of the blocks that the calls computed, and the largest error
             that was measured when blocks were chosen.
-        tails: how many heads had a tail in one of these calls.
-        outdated_error: the largest error of a head that replaced blocks would have had; None where none were replaced.
+        tails: how many heads had a tail in at least one of these calls.
+        outdated_error: the largest error of a head with its old blocks, when new ones replaced them; None if none did.
     """
 
     calls: int
@@ -59,10 +59,10 @@ class LayerSparsity:
 
 
 class BlockSparsity:
-    """The blocks of the sampling that runs or ran last, for its prompts, windows and model changes."""
+    """The blocks of the current or last sampling, for its prompts, windows and model changes."""
 
     def __init__(self, level: str, dense_share: float, *, active: bool = False) -> None:
-        """level: of `levels.LEVELS`. dense_share: of the steps, the first dense ones. active: a sampling runs."""
+        """level: of `levels.LEVELS`. dense_share: share of the steps, the first ones. active: a sampling runs."""
         self.level = level
         self._dense_share = dense_share
         self._choices = BlockChoices(levels.LEVELS[level])
@@ -72,16 +72,16 @@ class BlockSparsity:
         self._reasons: Counter[str] = Counter()
 
     def end_sampling(self) -> None:
-        """Free what is kept on the device; the figures stay."""
+        """Free the memory on the device; the figures stay."""
         self._active = False
         self._choices.clear()
 
     def repeat(self, model_pass: ModelPass) -> None:
-        """Forget what `model_pass` chose: it is made again, as its values may be broken."""
+        """Forget what `model_pass` chose: it is repeated, and its values may be broken."""
         self._choices.forget(_moment(model_pass))
 
     def end_pass(self, model_pass: ModelPass) -> None:
-        """Note how many calls `model_pass`, which is through, has made."""
+        """Note how many calls the finished `model_pass` has made."""
         calls = len(model_pass.calls)
         if calls != self._calls_per_pass.setdefault(model_pass.changes, calls):
             self._varying.add(model_pass.changes)
@@ -89,7 +89,7 @@ class BlockSparsity:
     def attend(
         self, call: AttentionCall, dense: CallPlan, optional: OptionalTensors, site: CallSite, model_pass: ModelPass
     ) -> torch.Tensor | None:
-        """The output of a call without some key blocks, in its layout; None: all. dense: its plan with all of them."""
+        """The output of a call that skips key blocks, in its layout; None if it skips none. dense: the plan for all."""
         if not self._active or not site.is_self or not model_passes.can_read_back(call.q.device):
             return None
         guard = model_pass.session.dispatcher.guard
@@ -97,7 +97,7 @@ class BlockSparsity:
             return None
         try:
             outcome = self._attend(call, dense, optional, site, model_pass)
-        except Exception as error:  # whatever it is, the call can still compute all blocks
+        except Exception as error:  # after any error the call can still compute all blocks
             self.end_sampling()
             outcome = f"[SA-318] skipping key blocks failed and stays off for this sampling: {error_text(error)}"
             log.warning("SageAttention2: %s", outcome)
@@ -142,7 +142,7 @@ class BlockSparsity:
             return run_sparse(dense, blocks, *call.tensors(), optional)
 
     def _reason_against_call(self, call: AttentionCall, model_pass: ModelPass, site: CallSite) -> str | None:
-        """Why such a call computes all of its blocks, whoever serves it, or None."""
+        """Why such a call computes all of its blocks, no matter who serves it, or None."""
         varies = pass_options.replaces_blocks(model_pass.transformer_options) or model_pass.changes in self._varying
         if varies and is_indexed(site.name):
             return (
@@ -179,7 +179,7 @@ class BlockSparsity:
 
     @property
     def reasons(self) -> dict[str, int]:
-        """Why self-attention calls had all of their blocks computed, and how many."""
+        """Why self-attention calls computed all of their blocks, and how many did."""
         return dict(self._reasons)
 
 
@@ -188,6 +188,6 @@ def _moment(model_pass: ModelPass) -> Moment:
 
 
 def _largest(numbers: Iterable[float]) -> float | None:
-    """The largest, NaN where there is one; None of none."""
+    """The largest number, NaN if one is NaN, None if there are none."""
     numbers = list(numbers)
     return math.nan if any(map(math.isnan, numbers)) else max(numbers, default=None)

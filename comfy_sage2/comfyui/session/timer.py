@@ -11,17 +11,17 @@ from ...system.stream import current_stream
 
 
 class Timer:
-    """A running or stopped measurement. One of this very class measures nothing."""
+    """A running or stopped measurement. This base class measures nothing."""
 
     def stop(self) -> None:
-        """End the measurement; what was enqueued so far belongs to it."""
+        """End the measurement, which covers all work enqueued so far."""
 
     def seconds(self) -> float:
         """The time between start and stop; may wait for the device."""
         return 0.0
 
 
-NO_TIMER = Timer()  # of a call whose time nobody will read
+NO_TIMER = Timer()  # of a call whose time is never read
 
 
 class _CpuTimer(Timer):
@@ -53,12 +53,12 @@ class _CudaTimer(Timer):
 
 @lru_cache(maxsize=64)
 def _stream_of(index: int | None, handle: int) -> torch.cuda.Stream:
-    """The stream of this handle, which is the current one of GPU `index`: to make the object takes 6 us."""
+    """The stream of this handle, the current one of GPU `index`. Cached, because making the object takes 6 us."""
     return torch.cuda.current_stream(index)
 
 
 def start_timer(device: torch.device) -> Timer:
-    # Inside a graph capture events cannot be timed; the time of the recording stands in.
+    # Events in a graph capture cannot be timed, so the CPU's time of the capture stands in.
     if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
         return _CudaTimer(device)
     return _CpuTimer()

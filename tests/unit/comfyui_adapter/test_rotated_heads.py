@@ -174,7 +174,7 @@ def test_two_models_in_one_sampling_choose_for_themselves(calls: Calls) -> None:
 
 
 def test_where_there_is_no_room_every_call_chooses(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation, "_MOST_HEADS", HEADS + 1)
+    monkeypatch.setattr(rotation, "_MAX_HEADS", HEADS + 1)
     session = session_with(rotate="auto")
     for _ in range(2):
         outs = run_pass(session, 1.0, loud(), layer := loud())

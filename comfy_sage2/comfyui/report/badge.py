@@ -1,4 +1,4 @@
-"""What a node says in its title: speed, mode and GPU of the last sampling, or why it did nothing."""
+"""What a node shows in its title: speed, mode and GPU of the last sampling, or why it did nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The report as a card, twice as wide as high, so that the node's preview shows it at half of its size; and as a chart.
 
-From top to bottom: three figures (speed, closeness, who computed most), one bar of the attention's time where several
+From top to bottom: three figures (speed, closeness, who computed most), a bar of the attention's time if several
 computed it, its legend, and the layer that was furthest from full precision. The chart is the card with a map of the
 errors of each layer and step below it. The report's text has everything else.
 """
@@ -44,7 +44,7 @@ LEGEND_ROWS = 3
 
 BACKGROUND, EMPTY = (24, 27, 31), (50, 53, 61)
 WHITE, GRAY, GREEN, AMBER = (237, 238, 242), (166, 171, 181), (94, 201, 120), (240, 168, 60)
-# Colors that lie side by side differ in lightness, or along blue and yellow: most color-blind readers see both.
+# Colors that lie side by side differ in lightness, or along blue and yellow: most color-blind readers see that.
 MODE_COLORS: dict[str, Color] = {
     "8b": (37, 186, 242),
     "4b": (155, 248, 242),
@@ -52,17 +52,17 @@ MODE_COLORS: dict[str, Color] = {
     EXACT: (123, 72, 158),
 }
 LEFT_COLORS: tuple[Color, ...] = ((211, 163, 41), (230, 211, 92), (162, 64, 25))  # one for each reason
-# Relative L1 errors of the modes on Gaussian data (docs/results/modes.md), and the colors of an error by its share of
+# Relative L1 errors of the modes on Gaussian data (docs/results/modes.md), and the color of an error by its ratio to
 # that of its mode.
 USUAL_ERRORS = {"precise": 0.011, "8b": 0.038, "4b": 0.164}
 ERROR_COLORS: dict[float, Color] = {0.0: (34, 58, 94), 1.0: (37, 186, 242), 2.0: (230, 211, 92), 4.0: (214, 74, 44)}
 MAP_HEIGHT = 320  # pixels at most
 _INNER = WIDTH - 2 * MARGIN
-_MOST_CHARACTERS = 2000
+_MAX_CHARACTERS = 2000
 
 
 class Figure(NamedTuple):
-    """A large value, and below it what it is of."""
+    """A large value, and a caption below it that says what it is."""
 
     value: str
     caption: str
@@ -70,19 +70,19 @@ class Figure(NamedTuple):
 
 
 def draw(sessions: list[Session], run: str | None = None) -> tuple[Image.Image, Image.Image]:
-    """Card and chart in RGB of the last node that was at work, or why there is nothing to draw.
+    """Card and chart in RGB of the last active node, or a card that says why there is nothing to draw.
 
-    The chart is the card where closeness was not measured. run: of ComfyUI's queue, which asks.
+    The chart equals the card if closeness was not measured. run: the run of ComfyUI's queue that asks.
     """
-    at_work = [session for session in sessions if session.dispatcher.idle_reason is None]
-    if not at_work:
+    active = [session for session in sessions if session.dispatcher.idle_reason is None]
+    if not active:
         card = _message("Not active", status(sessions[-1]) if sessions else NOT_PATCHED)
         return card, card
-    summary = at_work[-1].record.summary()
+    summary = active[-1].record.summary()
     if not summary.calls:
-        card = _message(capitalized(verdict(summary)), at_work[-1].dispatcher.title)
+        card = _message(capitalized(verdict(summary)), active[-1].dispatcher.title)
         return card, card
-    card = _card(summary, is_earlier=is_earlier(at_work, run))
+    card = _card(summary, is_earlier=is_earlier(active, run))
     mode = next(filter(None, (quantized_mode(share.decision) for share in summary.shares)), None)
     return card, card if mode is None or not summary.agreement else _with_maps(card, summary, mode)
 
@@ -118,7 +118,7 @@ def _computed_by(summary: Summary) -> Figure:
 
 
 def _amounts(summary: Summary) -> dict[Decision, float]:
-    """Decision -> its seconds, or its calls where nobody timed them."""
+    """Decision -> its seconds, or its calls if they were not timed."""
     return {share.decision: share.seconds if summary.timed else float(share.calls) for share in summary.shares}
 
 
@@ -181,11 +181,11 @@ def _with_maps(card: Image.Image, summary: Summary, mode: str) -> Image.Image:
 
 
 def _error_colors(shares: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The colors (…, 3) of errors, as shares of the usual one. NaN is not measured."""
+    """The colors (…, 3) of errors, given as multiples of the usual error. NaN means not measured."""
     stops, colors = list(ERROR_COLORS), np.array(list(ERROR_COLORS.values()), dtype=np.float64)
     channels = [np.interp(shares, stops, colors[:, channel]) for channel in range(3)]
-    shown = np.where(np.isnan(shares)[..., None], EMPTY, np.stack(channels, axis=-1))
-    return shown.astype(np.uint8)
+    pixels = np.where(np.isnan(shares)[..., None], EMPTY, np.stack(channels, axis=-1))
+    return pixels.astype(np.uint8)
 
 
 def _worst(summary: Summary) -> str:
@@ -231,8 +231,8 @@ def _message(title: str, explanation: str) -> Image.Image:
     image, canvas = _blank()
     top = MARGIN
     for paragraph, size, color, most in ((title, TEXT + 8, WHITE, 3), (explanation, TEXT, GRAY, 7)):
-        text = one_line(" ".join(paragraph[:_MOST_CHARACTERS].split()))
-        for line in textwrap.wrap(text, 1400 // size, max_lines=most, placeholder=" …"):  # characters, as wide as most
+        text = one_line(" ".join(paragraph[:_MAX_CHARACTERS].split()))
+        for line in textwrap.wrap(text, 1400 // size, max_lines=most, placeholder=" …"):  # characters of average width
             _text(canvas, (MARGIN, top), line, size, _INNER, color)
             top += round(1.4 * size)
         top += TEXT // 2
@@ -245,7 +245,7 @@ def _blank() -> tuple[Image.Image, ImageDraw.ImageDraw]:
 
 
 def _bar(canvas: ImageDraw.ImageDraw, top: int, parts: list[tuple[Color, float]]) -> None:
-    """A bar over the whole width, divided as `parts` are, with the larger shares in percent."""
+    """A bar over the whole width, divided in proportion to `parts`; the larger parts show their percentage."""
     whole = sum(amount for _, amount in parts)
     left = float(MARGIN)
     canvas.rectangle((left, top, left + _INNER, top + BAR), fill=EMPTY)
@@ -276,7 +276,7 @@ def _text(
     canvas: ImageDraw.ImageDraw, place: tuple[int, int], text: str, size: int, width: float, color: Color = WHITE
 ) -> None:
     """One line from `place` on, shortened with an ellipsis to `width` pixels."""
-    text = one_line(text[:_MOST_CHARACTERS])
+    text = one_line(text[:_MAX_CHARACTERS])
     if canvas.textlength(text, font=_font(size)) > width:
         while text and canvas.textlength(f"{text}…", font=_font(size)) > width:
             text = text[: -max(len(text) // 16, 1)]

@@ -1,9 +1,9 @@
 """The record of a sampling in words.
 
-`status` is what the node returns to ComfyUI, and `advice` what the page shows beside its badge. `session_headline` is
-the line in ComfyUI's log when a sampling ends. `report` is the text of the report node. For each node that the model
-went through it has the verdict, who computed how many calls and why others were left, what the guard and `sparse` did,
-times, and closeness.
+`status` is what the node returns to ComfyUI, and `advice` is what the page shows beside its badge. `session_headline`
+is the line in ComfyUI's log when a sampling ends. `report` is the text of the report node: for each node that the model
+went through, the verdict, who computed how many calls and why others were left, what the guard and `sparse` did, times,
+and closeness.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def _headline(summary: Summary) -> str:
     steps = f"{summary.steps} step{'' if summary.steps == 1 else 's'}"
     if summary.sampling is Sampling.STOPPED:
         steps = f"stopped in step {summary.last_step + 1} of {summary.steps}"
-    taken = "".join(f"; {line}" for line in _taken_blocks(summary))
+    replaced = "".join(f"; {line}" for line in _replaced_blocks(summary))
     silent = (
         f"; in {summary.silent_passes} of {summary.passes} passes of the model no attention call reached the node"
         if summary.silent_passes
         else ""
     )
-    return f"{summary.calls} attention calls: {parts}; {steps}{silent}{taken}"
+    return f"{summary.calls} attention calls: {parts}; {steps}{silent}{replaced}"
 
 
-def _taken_blocks(summary: Summary) -> list[str]:
-    """Whose patches replace transformer blocks. They may compute a block's attention themselves, or leave it out."""
+def _replaced_blocks(summary: Summary) -> list[str]:
+    """Whose patches replaced transformer blocks. They may compute a block's attention themselves, or skip it."""
     return [
         f"{owner} replaced blocks in {passes} of {summary.passes} passes"
         + (f", with {calls} fewer attention calls" if calls else "")
@@ -69,7 +69,7 @@ def _taken_blocks(summary: Summary) -> list[str]:
 
 
 def status(session: Session) -> str:
-    """What will compute the attention, or why nothing of ours does."""
+    """What will compute the attention, or why this pack does not."""
     dispatcher = session.dispatcher
     idle = dispatcher.idle_reason
     first = dispatcher.status() if idle is None else f"The model passes through unchanged: {idle}."
@@ -77,7 +77,7 @@ def status(session: Session) -> str:
 
 
 def advice(session: Session) -> str:
-    """What the user should know at once: why the node does nothing, or what it does otherwise than chosen. Or empty."""
+    """Why the node does nothing, or how it departs from the user's choices; empty if there is nothing to tell."""
     dispatcher, summary = session.dispatcher, session.record.summary()
     lines = list(dispatcher.settings.notes)
     if dispatcher.idle_reason is not None:
@@ -123,7 +123,7 @@ def session_headline(session: Session) -> str:
 
 
 def _why_nothing(session: Session, summary: Summary) -> str | None:
-    """Why no attention call was seen, or None where one was."""
+    """Why no attention call was seen, or None if one was."""
     if summary.calls:
         return None
     if summary.sampling is Sampling.NONE:
@@ -132,9 +132,9 @@ def _why_nothing(session: Session, summary: Summary) -> str | None:
         return f"[SA-404] {NO_PASS[summary.sampling]}"
     if summary.was_passed_over:
         return "[SA-316] another SageAttention2 node, after this one, computed every attention call"
-    taken = _taken_blocks(summary)
-    if taken:
-        return f"[SA-316] {'; '.join(taken)}"
+    replaced = _replaced_blocks(summary)
+    if replaced:
+        return f"[SA-316] {'; '.join(replaced)}"
     silent = f"[SA-317] {session.model} ran {summary.passes} times, and none of its attention calls reached the node"
     pack, cause = session.pack_in_model, "its code calls attention without ComfyUI's hook"
     if pack is not None:
@@ -198,7 +198,7 @@ def _steps(summary: Summary) -> list[str]:
     served = sorted({step + 1 for (_, step), decision in summary.cells.items() if decision.backend is not None})
     if not served or len(served) == summary.steps:
         return []
-    # Steps in a row differ from their places by the same number.
+    # Consecutive steps have the same difference to their index.
     runs = [[step for _, step in run] for _, run in groupby(enumerate(served), lambda each: each[1] - each[0])]
     named = (str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
     steps = "step" if len(served) == 1 else "steps"
@@ -262,12 +262,12 @@ def _counted(steps: Iterable[int]) -> str:
 
 
 def base_of(session: Session) -> str:
-    """Whose times a node's calls are compared with: those of the attention that the model has without the node."""
+    """The attention that a node's times are compared with: the one that the model has without the node."""
     return f"the model's own attention ({session.declared.label})" if session.leaves_to_declared else FULL_PRECISION
 
 
 def _time_lines(summary: Summary, base: str) -> list[str]:
-    """Attention's part of the sampling, the time that was saved, and the most that could be. base: see `base_of`."""
+    """The time of the attention, the time saved, and the most that could be saved. base: see `base_of`."""
     if summary.seconds <= 0.0:
         return []
     if not summary.timed:
@@ -276,11 +276,11 @@ def _time_lines(summary: Summary, base: str) -> list[str]:
     gpus = f", on average over {summary.devices} GPUs" if summary.devices > 1 else ""
     lines = [f"Time: {whole:.2f} s of sampling, {attention:.2f} s ({attention / whole:.0%}) of it attention{gpus}."]
     if summary.timed_calls < summary.calls:
-        unlike = summary.calls_without_time
+        uncounted = summary.calls_without_time
         lines.append(
             f"{summary.timed_calls} of {summary.calls} calls were timed, in a sample of the steps. The others count "
             "with the mean time of their size and mode"
-            + (f"; {unlike} do not count, because none of their size and mode was timed." if unlike else ".")
+            + (f"; {uncounted} do not count, because none of their size and mode was timed." if uncounted else ".")
         )
     saved, basis = 0.0, "as it ran"
     if summary.speed is not None:

@@ -12,15 +12,15 @@ from ..session.guard import FULL_PRECISION
 from ..session.record import Decision, LayerStep, Share, Summary
 
 NO_CALL = "no attention call reached the node"
-LITTLE = 0.005  # of the sampling's time: less is told as "as fast"
-# The least cosine similarity of each word, by SageAttention2's tables (tab:quant_data_type1, tab:quant_data_type2,
-# tab:effect_smooth_qk): little more is lost than by P and V in E4M3; somewhat below the average layer of CogVideoX in 4
-# bits; and its worst layer, with which its videos scored as well as full precision's.
+LITTLE = 0.005  # of the sampling's time: a smaller difference is "equally fast"
+# The least cosine similarity for each word, from SageAttention2's tables (tab:quant_data_type1, tab:quant_data_type2,
+# tab:effect_smooth_qk): slightly more loss than with P and V in E4M3; slightly below the average layer of CogVideoX in
+# 4 bits; and the worst layer of CogVideoX in 4 bits, whose videos still scored as well as in full precision.
 _CLOSENESS = ((0.999, "very close to"), (0.994, "close to"), (0.967, "less close to"))
 
 
 def verdict(summary: Summary) -> str:
-    """Such as "1.9x faster sampling; very close to full precision (0.9998; 1 is identical)"."""
+    """In words, such as "1.9x faster sampling; very close to full precision (0.9998; 1 is identical)"."""
     backends = {share.decision.backend for share in summary.shares} - {None}
     if not backends:
         owners = dict.fromkeys(share.decision.by or FULL_PRECISION for share in summary.shares)
@@ -28,7 +28,7 @@ def verdict(summary: Summary) -> str:
     ratio = sampling_ratio(summary)
     compared = "" if ratio is None else f"{compared_speed(ratio)} sampling"
     if backends == {ReferenceBackend.name}:
-        # A ratio above 1 is one of two times that the machine's other work disturbed.
+        # A ratio above 1 means that other work of the machine disturbed one of the two times.
         slower = f" ({compared})" if ratio is not None and ratio <= 1.0 - LITTLE else ""
         speed = f"no speed-up: the slow reference ran, not a GPU kernel{slower}"
     elif ratio is not None and ratio <= 1.0 - LITTLE:
@@ -39,7 +39,7 @@ def verdict(summary: Summary) -> str:
 
 
 def sampling_ratio(summary: Summary) -> float | None:
-    """The time of the sampling with ComfyUI's attention, as far as it is known, over the time that it took."""
+    """The time of the sampling with ComfyUI's attention, as far as it is known, divided by the time that it took."""
     if summary.speed is None or summary.seconds <= 0.0:
         return None
     return max((summary.seconds + summary.speed.saved) / summary.seconds, 0.0)
@@ -58,7 +58,7 @@ def times(factor: float) -> str:
 
 
 def layer_means(summary: Summary) -> dict[int, Agreement]:
-    """Layer -> its agreement with full precision on average over the steps, where it was measured."""
+    """Layer -> its mean agreement with full precision over the steps where it was measured."""
     by_layer: dict[int, list[Agreement]] = {}
     for (layer, _), agreement in summary.agreement.items():
         by_layer.setdefault(layer, []).append(agreement)
@@ -66,7 +66,7 @@ def layer_means(summary: Summary) -> dict[int, Agreement]:
 
 
 def worst_cell(summary: Summary) -> LayerStep | None:
-    """Where the output was furthest from full precision: not finite, else of the largest relative L1 error."""
+    """The output furthest from full precision: one that is not finite, else the largest relative L1 error."""
 
     def badness(cell: LayerStep) -> tuple[bool, float]:
         error = summary.agreement[cell].relative_l1
@@ -76,7 +76,7 @@ def worst_cell(summary: Summary) -> LayerStep | None:
 
 
 def mean_cosine(summary: Summary) -> float | None:
-    """The mean cosine similarity to full precision, rounded down, or NaN; None where it was not measured."""
+    """The mean cosine similarity to full precision, rounded down, or NaN; None if it was not measured."""
     if not summary.agreement:
         return None
     cosine = average(layer_means(summary).values()).cosine
@@ -84,7 +84,7 @@ def mean_cosine(summary: Summary) -> float | None:
 
 
 def closeness(cosine: float) -> str:
-    """A cosine similarity in words that full precision follows: "very close to"."""
+    """A cosine similarity in words that precede "full precision", such as "very close to"."""
     return next((words for least, words in _CLOSENESS if cosine >= least), "far from")
 
 
@@ -99,12 +99,12 @@ def computed_by(decision: Decision) -> str:
 
 
 def largest(summary: Summary, shares: Iterable[Share]) -> Share:
-    """The one of `shares` that took the most time; that of the most calls where nobody timed them."""
+    """The one of `shares` that took the most time, or that has the most calls if they were not timed."""
     return max(shares, key=lambda share: share.seconds if summary.timed else share.calls)
 
 
 def quantized_mode(decision: Decision) -> str | None:
-    """The mode of a call that this pack quantizes; None where another attention computes it."""
+    """The mode of a call that this pack quantizes; None if another attention computes it."""
     options = decision.options
     return None if decision.is_peer or options is None or options.mode == EXACT else options.mode
 

@@ -1,4 +1,4 @@
-"""What comes to a node's inputs: ComfyUI compares the declared types of a link, not the value that comes."""
+"""Check the values of a node's inputs: ComfyUI compares only the declared types of a link, not the value."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .settings import Settings
 if TYPE_CHECKING:
     from comfy_api.latest import io
 
-_MOST_NAMES = 20  # of inputs that a node does not have; one of another version lacks fewer
-_OF_A_MODEL = ("clone", "get_wrappers", "load_device", "model_options")  # of ComfyUI's ModelPatcher
+_MAX_NAMES = 20  # of unknown inputs in a note; a node of another version lacks fewer
+_MODEL_ATTRIBUTES = ("clone", "get_wrappers", "load_device", "model_options")  # of ComfyUI's ModelPatcher
 
 
 def read_inputs(node: type[io.ComfyNode], given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The checked values of a node's inputs, and a note on others; ValueError for what an input cannot take.
+    """The checked values of a node's inputs, and a note on unknown inputs; ValueError for what an input cannot take.
 
-    ComfyUI drops values of inputs that the node does not have: so the prompt is asked too, where it is a hidden input.
+    ComfyUI drops values of inputs that the node does not have, so this also reads the prompt if it is a hidden input.
     """
     schema = node.define_schema()
     kinds = {node_input.id: str(node_input.io_type) for node_input in schema.inputs}
@@ -32,8 +32,8 @@ def read_inputs(node: type[io.ComfyNode], given: Mapping[str, Any]) -> tuple[dic
     unknown = [name for name in dict.fromkeys((*given, *sent)) if name not in kinds]
     if not unknown:
         return values, ()
-    names = ", ".join(map(quoted, unknown[:_MOST_NAMES]))
-    rest = f" and {len(unknown) - _MOST_NAMES} others" if len(unknown) > _MOST_NAMES else ""
+    names = ", ".join(map(quoted, unknown[:_MAX_NAMES]))
+    rest = f" and {len(unknown) - _MAX_NAMES} others" if len(unknown) > _MAX_NAMES else ""
     many, were = ("s", "they were") if len(unknown) > 1 else ("", "it was")
     return values, (f"{schema.display_name} has no input{many} {names}{rest}; {were} ignored",)
 
@@ -45,16 +45,16 @@ def _is_switch(value: object) -> bool:
 def _is_number(value: object) -> bool:
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # a whole number that no float is as large as
+    except OverflowError:  # an integer too large for a float
         return False
 
 
-# By ComfyUI's name of the type: which values will do, in words and as a function. Others are checked by who takes them,
-# or passed on.
+# ComfyUI's name of a type -> the values that it accepts, in words and as a function. Values of other types are checked
+# where they are used, or passed on.
 _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "MODEL": (
         "a model from a loader or from a node after it",
-        lambda value: all(hasattr(value, name) for name in _OF_A_MODEL),
+        lambda value: all(hasattr(value, name) for name in _MODEL_ATTRIBUTES),
     ),
     "SAGE2_OPTIONS": (
         "the output of SageAttention2 Options, or nothing",
@@ -65,14 +65,14 @@ _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "FLOAT": ("a finite number", _is_number),
 }
 
-# What takes the place of NumPy's and other numbers of a type.
+# Python's types, to which NumPy's and other numbers are converted.
 _CONVERTED: dict[str, type] = {"BOOLEAN": bool, "FLOAT": float}
 
 
 def checked_input(kind: str, name: str, value: Any) -> Any:
-    """`value` of the input `name`, of ComfyUI's type `kind`, as settings take it; ValueError if a node cannot."""
-    wanted, will_do = _KINDS.get(kind, ("", lambda given: True))
-    if will_do(value):
+    """`value` of the input `name`, of ComfyUI's type `kind`, as settings take it; ValueError if it is not accepted."""
+    wanted, accepts = _KINDS.get(kind, ("", lambda value: True))
+    if accepts(value):
         convert = _CONVERTED.get(kind)
         return value if convert is None else convert(value)
     raise ValueError(

@@ -1,6 +1,6 @@
-"""What each node last said: sent to the page at once, and kept for a page that is loaded later.
+"""The last status of each node: sent to the page at once, and kept for a page that loads later.
 
-ComfyUI sends what a node returns when the node runs, which is before the sampling, and not again when it is cached.
+ComfyUI sends a node's output only when the node runs, which is before the sampling, and not again while it is cached.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ ROUTE = "/comfy_sage2/node_status"
 EVENT = "comfy_sage2.status"
 REPORT = "SageAttention2Report"
 GOOD, PLAIN, WARNING = "good", "plain", "warning"
-MOST = 500  # nodes; those that have said nothing for the longest time are forgotten
-_LONGEST = 100  # characters of a number that comes with a prompt
+MOST = 500  # nodes; those with the oldest status are dropped
+_MAX_ID = 100  # characters of an id that comes with a prompt
 
 
 class Badge(NamedTuple):
-    """A few words in a node's title, and which color they have: GOOD, PLAIN or WARNING."""
+    """A few words in a node's title, and their color: GOOD, PLAIN or WARNING."""
 
     badge: str
     tone: str = PLAIN
@@ -32,22 +32,22 @@ Entry = dict[str, str | None]
 
 
 class NodeStatus:
-    """What each node of each workflow said last; several threads may write and read."""
+    """The last status of each node of each workflow; several threads may write and read."""
 
     def __init__(self, send: Callable[[Entry], None] = lambda entry: None) -> None:
-        """send: takes what a page is to show now."""
+        """send: takes each entry that a page is to show."""
         self.send = send
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[str, str], Entry] = OrderedDict()
 
     def publish(self, kind: str, node: object, extra: object, run: str | None, text: str, badge: Badge) -> None:
-        """Keep and send what a node says, unless `extra`, which a page sends with a prompt, names no workflow.
+        """Keep and send a node's status, unless `extra`, which a page sends with a prompt, names no workflow.
 
-        kind, node: its class and its number in the prompt. run: of ComfyUI's queue. text: in sentences, or empty.
+        kind, node: the class and the id of the node. run: the id in ComfyUI's queue. text: sentences, or empty.
         """
         sent = extra.get("workflow") if isinstance(extra, Mapping) else None
         workflow = sent.get("id") if isinstance(sent, Mapping) else None
-        if not (isinstance(workflow, str) and isinstance(node, str) and max(len(workflow), len(node)) <= _LONGEST):
+        if not (isinstance(workflow, str) and isinstance(node, str) and max(len(workflow), len(node)) <= _MAX_ID):
             return
         entry: Entry = {"workflow": workflow, "node": node, "type": kind, "run": run, "text": text}
         entry |= badge._asdict()
@@ -59,10 +59,10 @@ class NodeStatus:
             changed = [dict(entry)]
             for report in self._entries.values() if kind != REPORT else ():
                 if report["workflow"] == workflow and report["type"] == REPORT and report["run"] != run:
-                    report |= EARLIER._asdict()  # the node is at work in another run
+                    report |= EARLIER._asdict()  # the node now runs in another run than the report
                     changed.append(dict(report))
-        for each in changed:
-            self.send(each)
+        for entry in changed:
+            self.send(entry)
 
     def of_workflow(self, workflow: str) -> list[Entry]:
         with self._lock:
@@ -73,12 +73,12 @@ node_status = NodeStatus()
 
 
 def add_route() -> None:
-    """Have ComfyUI's server send what nodes say, and answer a page that asks what those of a workflow have said."""
+    """Let ComfyUI's server send status entries, and answer a page that asks for those of a workflow."""
     from aiohttp import web
     from server import PromptServer
 
     server = getattr(PromptServer, "instance", None)
-    if server is None:  # a program that only uses the nodes
+    if server is None:  # a program that uses only the nodes
         return
 
     async def answer(request: Any) -> Any:

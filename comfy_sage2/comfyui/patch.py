@@ -19,10 +19,10 @@ from .settings import Settings
 
 
 def patch_model(model: Any, settings: Settings, measuring: Progress = unseen) -> Any:
-    """A clone of `model` (ComfyUI's ModelPatcher) whose attention follows `settings`; its session says why it is idle.
+    """A clone of `model` (ComfyUI's ModelPatcher) whose attention follows `settings`. If idle, its session says why.
 
     An idle clone has no override: sampling runs exactly as without the node. It keeps the wrapper of the sampling, so
-    that a model compiled with the override is compiled anew. measuring: called while the GPU's times are taken.
+    that a model compiled with the override is compiled again. measuring: called while the GPU is timed.
     """
     device = model.load_device
     if settings.mode != "off":

@@ -1,4 +1,4 @@
-"""What ComfyUI's log says of this pack at the start: the GPU, its kernels and their modes, or why none can run."""
+"""What ComfyUI's log says about this pack at startup: the GPU, its kernels and their modes, or why none can run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..system import machine
 
 
 def ready_line(device: torch.device) -> str:
-    """In one line, what the nodes can do on `device`. The kernels are loaded for it, and nothing runs on the GPU."""
+    """One line on what the nodes can do on `device`. This loads the kernels, and runs nothing on the GPU."""
     signature = CallSignature.minimal(device, AttentionOptions())
     reasons = {kernel: kernel.reason_of_constraints(signature) for kernel in KERNELS}
     fitting = next((kernel for kernel, reason in reasons.items() if reason is None), None)

@@ -1,6 +1,6 @@
-"""What the user chose on *SageAttention2* and *SageAttention2 Options*: the choices, and the only defaults.
+"""The user's choices on *SageAttention2* and *SageAttention2 Options*, and the only declaration of their defaults.
 
-Without torch: the nodes' inputs are made from this module, also where torch cannot be imported.
+This module does not import torch: the nodes' inputs are made from it even if torch cannot be imported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHOICES: Mapping[str, Collection[str]] = {
     "backend": BACKENDS,
 }
 
-# Shares of the steps: as prompts name them, and as the node shows them.
+# Shares of the steps: the name in prompts -> the name that the node shows.
 _SHARES = {
     "start_percent": "'start percent' (start_percent)",
     "end_percent": "'end percent' (end_percent)",
@@ -45,13 +45,13 @@ class Settings:
 
     Attributes:
         start_percent, end_percent: the share of one sampler's steps, 0 to 1, in which the node is active.
-        when: "where it is faster": calls for which an exact attention was measured to be the fastest are served by it,
-            also those that the other settings leave in full precision, and the others by another package's attention
-            that is faster than the mode and no less exact. "whatever is fastest": also by one that is less exact.
+        when: "where it is faster": an exact attention serves the calls for which it was measured to be the fastest,
+            also those that the other settings leave in full precision. Another package's attention serves other calls
+            if it is faster than the mode and no less exact. "whatever is fastest": also if it is less exact.
         dense_percent: the share of one sampler's steps, 0 to 1, that are dense before `sparse` skips anything.
         backend: "auto" takes an accelerated backend or none; "reference" the slow one in plain PyTorch; "auto or
             reference" the latter only where no accelerated backend can run.
-        notes: where something replaced the user's choice, and why, for the node, the report and the log.
+        notes: what replaced the user's choices, and why, for the node, the report and the log.
     """
 
     mode: str = AUTO
@@ -71,20 +71,20 @@ class Settings:
     def with_inputs(self, values: Mapping[str, Any], notes: Iterable[str] = ()) -> Settings:
         """These settings with `values` of a node's inputs and more `notes`; ValueError for shares out of range.
 
-        For a choice that this version does not have the default is taken, and a note names it.
+        The default replaces a choice that this version does not have, and a note names it.
         """
         defaults = {field.name: field.default for field in fields(self)}
-        taken, further = dict(values), list(notes)
+        accepted, further = dict(values), list(notes)
         for name, value in values.items():
             allowed = CHOICES.get(name)
-            if allowed is None or (isinstance(value, str) and value in allowed):  # an array answers `in` by an error
+            if allowed is None or (isinstance(value, str) and value in allowed):  # `in` raises for an array
                 continue
-            taken[name] = defaults[name]
+            accepted[name] = defaults[name]
             further.append(
                 f"[SA-401] {name} {quoted(value)} of this workflow is unknown, so {defaults[name]} is used. Choose one "
                 f"of {', '.join(allowed)}"
             )
-        return replace(self, **taken, notes=(*self.notes, *further))
+        return replace(self, **accepted, notes=(*self.notes, *further))
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -102,7 +102,7 @@ class Settings:
     def options(self, mode: str) -> AttentionOptions:
         if mode == EXACT:
             return AttentionOptions(EXACT)
-        # V is not quantized in "precise": there is nothing to smooth.
+        # "precise" does not quantize V, so there is nothing to smooth.
         smooth_v = self.smooth_v and mode != "precise"
         return AttentionOptions(mode, smooth_v=smooth_v, rotate=self.rotate, pv_accumulator="auto")
 

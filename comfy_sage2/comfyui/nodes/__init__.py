@@ -1,1 +1,1 @@
-"""What ComfyUI shows of the nodes, without torch: their inputs, and the nodes of a library that cannot be imported."""
+"""What ComfyUI shows of the nodes, without torch: their inputs, and stand-ins if the library cannot be imported."""

@@ -1,6 +1,6 @@
-"""The inputs and outputs of the nodes, on every ComfyUI that is served.
+"""The inputs and outputs of the nodes, on every supported ComfyUI.
 
-The choices are the same on every machine: else a shared workflow would be refused where a kernel is missing.
+The choices are the same on every machine. Otherwise ComfyUI would refuse a shared workflow where a kernel is missing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _SEARCH_WORDS = [
 
 
 def schema(**options: Any) -> io.Schema:
-    """A schema of those options that this ComfyUI knows: older ones have no `search_aliases` and no `is_dev_only`."""
+    """A schema with the options that this ComfyUI knows: older ones have no `search_aliases` and no `is_dev_only`."""
     known = io.Schema.__dataclass_fields__
     return io.Schema(**{name: value for name, value in {"category": CATEGORY, **options}.items() if name in known})
 
 
 def _input(name: str, tooltip: str, display_name: str | None = None) -> io.Input:
-    """The input of a field of the settings, which has its default and its choices; a number is a share of the steps."""
+    """The input for a field of the settings, with its default and choices. A number is a share of the steps."""
     default = getattr(DEFAULTS, name)
     shown = {"display_name": display_name, "default": default, "optional": True, "tooltip": tooltip}
     if name in CHOICES:

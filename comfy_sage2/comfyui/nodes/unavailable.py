@@ -1,4 +1,4 @@
-"""The nodes where the library cannot be imported: workflows keep them, and each says why it does nothing."""
+"""The nodes if the library cannot be imported: workflows keep them, and each says why it does nothing."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """SageAttention2 for diffusers models: `patch(transformer)`.
 
-Attention modules of diffusers end, through their processors, in torch's scaled_dot_product_attention. A patch wraps the
-forward of each such module and answers the calls that are made inside it; nothing outside the model is changed.
+The processors of diffusers' attention modules call torch's scaled_dot_product_attention. A patch wraps the forward of
+each such module and serves the calls that are made inside it; it changes nothing outside the model.
 
 There are two ways to see such a call. In eager mode a TorchFunctionMode around the forward intercepts torch's function
-in this thread. A compiler cannot trace such a mode, so while it traces the forward, another function stands in torch's
-module instead of torch's own; it puts one opaque operator into the graph, which does not break. Who serves the call is
-decided, and counted, when the compiled model runs.
+in this thread. A compiler cannot trace such a mode. While it traces the forward, another function therefore replaces
+torch's own in torch's module; it puts one opaque operator into the graph, so that the graph does not break. The patch
+decides and counts who serves the call when the compiled model runs.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ NOT_CALLED = (
 )
 WHICH_MODEL = "pass a diffusers transformer or UNet, for example `pipeline.transformer`"
 HEADS_DIFFER = "[SA-201] q and k have different head counts without enable_gqa"
-DEFAULTS = AttentionOptions(mode=AUTO, pv_accumulator=AUTO)  # as those of the SageAttention2 node
-# `when` -> what becomes of another package's attention that was measured to be faster: of `signature.PEER_RULES`.
+DEFAULTS = AttentionOptions(mode=AUTO, pv_accumulator=AUTO)  # the same as for the SageAttention2 node
+# `when` -> how to treat another package's attention that was measured to be faster: of `signature.PEER_RULES`.
 WHERE_FASTER, ALWAYS = "where it is faster", "always"
 _WHEN: Mapping[str, str] = {WHERE_FASTER: NO_LESS_EXACT, ALWAYS: IGNORED, "whatever is fastest": ANY}
 
-# By name, since the compiler may take a number in a compiled model for a size of any value.
+# The keys are names, since the compiler may treat a number in a compiled model as a dynamic size.
 _patches: WeakValueDictionary[str, Patch] = WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -56,12 +56,12 @@ class Patch:
     """Quantized attention in one model, from `patch` until `undo` or the end of a `with` block.
 
     Attributes:
-        options: of all calls, but for what each call decides.
+        options: of all calls, except for what each call sets.
         calls: finished calls by backend name.
-        fallbacks: calls left to torch's own attention, by reason in words. One that a compiled graph leaves to torch
-            for its form, whatever runs, is counted when the graph is made.
-        auto_modes: by head_dim, what mode "auto" came to, and why.
-        dense: self-attention that computed all key blocks beside `sparse`, by reason in words.
+        fallbacks: calls left to torch's own attention, by reason in words. A call that a compiled graph always leaves
+            to torch because of its form is counted when the graph is made.
+        auto_modes: by head_dim, the mode that "auto" chose, and why.
+        dense: self-attention calls that computed all key blocks in spite of `sparse`, by reason in words.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class Patch:
         _patches[self._name] = self
         self._forwards: list[tuple[torch.nn.Module, Callable[..., Any], Callable[..., Any] | None]] = []
         for module in model.modules():
-            if hasattr(module, "processor") and not hasattr(module, "_orig_mod"):  # not a compiled one around it
-                # Another library's wrapper lies in the instance too; the class's own forward does not.
+            if hasattr(module, "processor") and not hasattr(module, "_orig_mod"):  # not the compiled wrapper around it
+                # Another library's wrapper is an attribute of the instance too; the class's own forward is not.
                 earlier = module.__dict__.get("forward")
                 below: Any = MethodType(type(module).forward, module) if earlier is None else earlier
-                while getattr(below, "is_of_a_patch", False):  # the latest patch answers
+                while getattr(below, "is_of_a_patch", False):  # only the latest patch serves calls
                     below = below.args[0]
-                # Partial, so that a copy of the model calls what lies below in the copy.
-                forward: Any = functools.update_wrapper(functools.partial(self._answering(), below), below)
+                # A partial, so that in a copy of the model it wraps the copy's forward.
+                forward: Any = functools.update_wrapper(functools.partial(self._wrapper(), below), below)
                 forward.is_of_a_patch = True
                 self._forwards.append((module, forward, earlier))
                 module.forward = forward
@@ -106,7 +106,7 @@ class Patch:
             )
 
     def undo(self) -> None:
-        """Give the model and its copies their own attention back; RuntimeError when a later wrapper is still there."""
+        """Restore the attention of the model and its copies; RuntimeError if a later wrapper is still there."""
         for module, forward, _ in self._forwards:
             if module.__dict__.get("forward") is not forward:
                 raise RuntimeError(
@@ -127,15 +127,15 @@ class Patch:
         self.undo()
 
     def summary(self) -> str:
-        """Calls by backend, fallbacks by reason, and what mode "auto" came to, a line each."""
+        """Calls by backend, fallbacks by reason, and the modes that "auto" chose, a line each."""
         lines = [f"{count} calls: {name}" for name, count in self.calls.most_common()]
         lines += [f"{count} calls left to torch: {reason}" for reason, count in self.fallbacks.most_common()]
         lines += [f"{count} calls computed all key blocks: {reason}" for reason, count in self.dense.most_common()]
         lines += [f"auto, head_dim {head_dim}: {reason}" for head_dim, reason in self.auto_modes.items()]
         return "\n".join(lines) or "no attention call yet"
 
-    def _answering(self) -> Callable[..., Any]:
-        def answering(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def _wrapper(self) -> Callable[..., Any]:
+        def wrapper(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             if not self._forwards:  # undone, and this is a copy of the model
                 return forward(*args, **kwargs)
             if torch.compiler.is_compiling():
@@ -143,21 +143,21 @@ class Patch:
             interceptor = _Interceptor(self)
             with interceptor:
                 result = forward(*args, **kwargs)
-            if not interceptor.asked:
+            if not interceptor.was_called:
                 self.fallbacks[NOT_CALLED] += 1
             return result
 
-        return answering
+        return wrapper
 
     def count_fallback(self, reason: str) -> None:
         self.fallbacks[reason] += 1
 
     def planned(self, inputs: CallTensors, is_causal: bool, scale: float | None) -> torch.Tensor | None:
-        """The result of a call by a backend, or None, counted, when torch has to compute it."""
+        """A backend's output for a call; None, with the reason counted, if torch has to compute it."""
         q, k, v = (with_dense_rows(tensor) for tensor in inputs[:3])
         ensure_timed(q.device)
         try:
-            options = _of_call(self.options, is_causal, scale)
+            options = _call_options(self.options, is_causal, scale)
         except (TypeError, ValueError) as error:  # a scale that no kernel takes
             self.fallbacks[str(error)] += 1
             return None
@@ -175,7 +175,7 @@ class Patch:
     def _attend_sparsely(
         self, dense: CallPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors
     ) -> torch.Tensor | None:
-        """The output with the blocks that this call chooses; None, with the reason counted, where it is to be dense."""
+        """The output with the blocks that this call chooses; None, with the reason counted, if it must be dense."""
         if self._sparse is None or q.shape[2] != k.shape[2]:
             return None
         out: torch.Tensor | str = "[SA-215] this call is too short to save time"
@@ -192,11 +192,11 @@ class Patch:
 
 
 @functools.lru_cache(maxsize=256)
-def _of_call(options: AttentionOptions, is_causal: bool, scale: float | None) -> AttentionOptions:
+def _call_options(options: AttentionOptions, is_causal: bool, scale: float | None) -> AttentionOptions:
     return replace(options, is_causal=is_causal, scale=scale)
 
 
-def _answered(
+def _served(
     planned: Callable[[CallTensors, bool, float | None], torch.Tensor | None],
     count_fallback: Callable[[str], object],
     query: torch.Tensor,
@@ -208,7 +208,7 @@ def _answered(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor | None:
-    """What `planned` gives for a call of torch's function; None, and a reason counted, where no plan can serve it."""
+    """What `planned` returns for a call of torch's function; None, with a reason counted, if no plan can serve it."""
     inputs = autocast(CallTensors(query, key, value, attn_mask))
     fitting = fitted(inputs, dropout_p)
     if not isinstance(fitting, str) and fitting.q.shape[1] != fitting.k.shape[1] and not enable_gqa:
@@ -221,11 +221,11 @@ def _answered(
 
 
 class _Interceptor(TorchFunctionMode):
-    """Hands scaled_dot_product_attention calls of this thread to a patch."""
+    """Passes the scaled_dot_product_attention calls of this thread to a patch."""
 
     def __init__(self, owner: Patch) -> None:
         super().__init__()
-        self.asked = False
+        self.was_called = False
         self._owner = owner
 
     def __torch_function__(
@@ -233,8 +233,8 @@ class _Interceptor(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            self.asked = True
-            out = _answered(self._owner.planned, self._owner.count_fallback, *args, **kwargs)
+            self.was_called = True
+            out = _served(self._owner.planned, self._owner.count_fallback, *args, **kwargs)
             if out is not None:
                 return out
         return func(*args, **kwargs)
@@ -243,15 +243,15 @@ class _Interceptor(TorchFunctionMode):
 class _TracedAttention:
     """Replaces torch's function while a compiler traces a module, and puts an operator into the graph."""
 
-    def __init__(self, name: str, torchs: Callable[..., Any]) -> None:
-        self.asked = False
+    def __init__(self, name: str, original: Callable[..., Any]) -> None:
+        self.was_called = False
         self._name = name
-        self._torchs = torchs
+        self._original = original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.asked = True
+        self.was_called = True
         name = self._name
-        out = _answered(
+        out = _served(
             lambda inputs, is_causal, scale: _operator(*inputs, is_causal, scale, name),
             lambda reason: _count_compiled(name, reason),
             *args,
@@ -259,27 +259,27 @@ class _TracedAttention:
         )
         if out is not None:
             return out
-        # Torch's own again: the class of a tensor may know torch's attention by its place in the module.
-        F.scaled_dot_product_attention = self._torchs
+        # Torch's own again: the class of a tensor may look up torch's attention in the module.
+        F.scaled_dot_product_attention = self._original
         try:
-            return self._torchs(*args, **kwargs)
+            return self._original(*args, **kwargs)
         finally:
             F.scaled_dot_product_attention = self
 
 
 def _traced(name: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the compiler traces for a module's forward: it follows the change of torch's module without making it.
+    """What the compiler traces for a module's forward: it traces the change of torch's module without making it.
 
-    It cannot trace a TorchFunctionMode around methods of tensors that are written in Python, such as unflatten.
+    It cannot trace a TorchFunctionMode around tensor methods that are written in Python, such as unflatten.
     """
-    torchs = F.scaled_dot_product_attention
-    attention = _TracedAttention(name, torchs)
+    original = F.scaled_dot_product_attention
+    attention = _TracedAttention(name, original)
     F.scaled_dot_product_attention = attention
     try:
         result = forward(*args, **kwargs)
     finally:
-        F.scaled_dot_product_attention = torchs
-    if not attention.asked:
+        F.scaled_dot_product_attention = original
+    if not attention.was_called:
         _count_compiled(name, NOT_CALLED)
     return result
 
@@ -304,13 +304,13 @@ def _run(
     name: str,
 ) -> torch.Tensor:
     owner = _patches.get(name)
-    # Without an owner the patch is gone, and a graph with its operator lives on.
+    # Without an owner the patch is gone, but a graph with its operator still runs.
     out = None if owner is None else owner.planned(CallTensors(q, k, v, mask), is_causal, scale)
     if out is None:
         out = F.scaled_dot_product_attention(
             q, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
-    return out.contiguous()  # as the compiler was promised
+    return out.contiguous()  # as `like_q` promises the compiler
 
 
 _operator = define(
@@ -334,21 +334,22 @@ def patch(
 
     Made for WanTransformer3DModel; serves every model whose attention modules have a `processor` that calls
     scaled_dot_product_attention, as diffusers' "native" attention backend does. Calls that cannot be served go to torch
-    and are counted with the reason. The model may be compiled after it, with fullgraph=True and by
-    compile_repeated_blocks too; after `undo` it is compiled anew.
+    and are counted with the reason. The model may be compiled after the patch, also with fullgraph=True and by
+    compile_repeated_blocks; after `undo` it is compiled again.
 
-    The defaults are those of the SageAttention2 node. Of its inputs a patch lacks `guard`, the shares of the steps
-    and `apply_to`: a call of diffusers says nothing of its step and layer. The first call on a GPU times it.
+    The defaults are those of the SageAttention2 node. A patch lacks the node's inputs `guard`, `apply_to` and the
+    shares of the steps, because a call of diffusers does not tell its step and layer. The first call on a GPU times
+    that GPU.
 
     Args:
         transformer: the model, for example `pipeline.transformer`.
         when: "where it is faster" leaves a call to an exact attention, or to another package's that is no less exact,
-            where these were measured to be faster; "always" does not; "whatever is fastest" takes a less exact one too.
+            if that was measured to be faster; "always" does not; "whatever is fastest" takes a less exact one too.
         backend: a name from `comfy_sage2.explain`, which serves all calls, whatever `when` says; None takes the first
-            accelerated one that can run, and leaves the call to torch when there is none.
-        sparse: as for `comfy_sage2.attention`: each self-attention call chooses its blocks anew, in the first steps
-            too, where the node computes all of them. Tokens of a text need `Sparse.always`.
-        options, choices: as for `comfy_sage2.attention`, but for what each call decides: mode="4b", smooth_v=True.
+            accelerated one that can run, and leaves the call to torch if there is none.
+        sparse: as for `comfy_sage2.attention`. Each self-attention call chooses its own blocks, also in the first
+            steps, where the node computes all of them. Text tokens need `Sparse.always`.
+        options, choices: as for `comfy_sage2.attention`, except for what each call sets: mode="4b", smooth_v=True.
             Without `options`, mode and pv_accumulator are "auto".
 
     Returns:

@@ -28,7 +28,7 @@ class CallTensors(NamedTuple):
 
 
 def autocast(inputs: CallTensors) -> CallTensors:
-    """Cast them as torch's attention does: where autocast is on, all of 16 or 32 bits to its dtype."""
+    """Cast the tensors as torch's attention does: under autocast, those of 16 or 32 bits to its dtype."""
     dtype = _autocast_dtype(inputs.q.device.type)
     if dtype is None:
         return inputs
@@ -49,12 +49,12 @@ def _autocast_dtype(device: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device)
 
 
-# The compiler of torch 2.11 and earlier cannot trace it; a graph has the state of autocast among its guards anyway.
+# The compiler of torch 2.11 and earlier cannot trace this function; a graph guards on the state of autocast anyway.
 run_by_the_compiler(_autocast_dtype)
 
 
 def reason_for_torch(inputs: CallTensors, dropout_p: float) -> str | None:
-    """Why no machine has a plan for the call; None if a plan can be asked for."""
+    """Why no machine can have a plan for the call; None if one may."""
     tensors = [tensor for tensor in inputs if tensor is not None]
     if any(map(is_special, tensors)):
         return IS_SPECIAL
@@ -74,9 +74,10 @@ def is_special(tensor: torch.Tensor) -> bool:
 
 
 def fitted(inputs: CallTensors, dropout_p: float, layout: str = "BHND") -> CallTensors | str:
-    """The call in the form that a plan is made for, or why torch has to compute it.
+    """The call in the shape that plans take, or why torch has to compute it.
 
-    That is (B, H, N, D), or `layout` as it was: (N, D) is one head, (H, N, D) one batch; all before heads are batches.
+    That is (B, H, N, D), or an unchanged `layout`. (N, D) has one head, (H, N, D) one batch entry; all dimensions
+    before the heads become the batch.
     """
     reason = reason_for_torch(inputs, dropout_p)
     if reason is not None:

@@ -1,8 +1,8 @@
 """SageAttention2 over several GPUs: the attention that yunchang's sequence parallelism calls on each of them.
 
-Each process holds the same part of every head's tokens. yunchang moves them (USP, Fang and Zhao, arXiv 2405.07719):
-Ulysses gives each process all tokens of some heads, by all-to-all; ring attention passes keys and values round and
-merges what each part gives by its log-sum-exp.
+Each process holds one part of the tokens, of all heads. yunchang moves them (USP, Fang and Zhao, arXiv 2405.07719):
+Ulysses gives each process all tokens of some heads, by all-to-all; ring attention passes keys and values around and
+merges the output of each part by its log-sum-exp.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def attention_processor(
     """The `attn_processor` for a yunchang.LongContextAttention of your own, made with `attn_type=None`.
 
     It takes the part of q, k, v that a step works on, (B, N, H, D), and returns the output and its LSE (B, H, N) in
-    float32. `backend`, `options`, `sparse` and `choices` as in `comfy_sage2.attention`, but for what each call decides.
-    `sparse` needs a ring_degree of 1: a step of a ring sees a part of the keys, and would measure that part alone.
+    float32. `backend`, `options`, `sparse` and `choices` as in `comfy_sage2.attention`, except what each call sets.
+    `sparse` needs a ring_degree of 1: a ring step sees only a part of the keys, and would measure that part alone.
 
     TypeError: an unknown option. ValueError: an unknown choice, or a feature of yunchang that is not served.
     """
@@ -54,15 +54,15 @@ def attention_processor(
         alibi_slopes: torch.Tensor | None = None,
         return_softmax: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        for name, given, served in (
+        for name, value, supported in (
             ("dropout_p", dropout_p, 0.0),
             ("window_size", tuple(window_size), (-1, -1)),
             ("softcap", softcap, 0.0),
             ("alibi_slopes", alibi_slopes, None),
             ("return_softmax", return_softmax, False),
         ):
-            if given is not served and given != served:
-                raise ValueError(f"{name} must be {served} for quantized attention, got {given}")
+            if value is not supported and value != supported:
+                raise ValueError(f"{name} must be {supported} for quantized attention, got {value}")
         return attention(
             q,
             k,

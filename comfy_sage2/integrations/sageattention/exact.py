@@ -1,4 +1,4 @@
-"""Calls of `sageattention` that no kernel takes: torch computes them, in any form that it takes, with gradients."""
+"""Calls of `sageattention` that no kernel takes: torch computes them, in any form that it accepts, with gradients."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ...options import AttentionOptions
 from ...reference.exact import exact_attention, group_size
 from ..torch_attention import CallTensors, is_special
 
-# torch's own: in torch.nn.functional another pack's may stand, which calls `sageattn` and so would come back here.
+# torch's own: a pack may have replaced the one in torch.nn.functional with a function that calls `sageattn` again.
 _scaled_dot_product_attention = torch._C._nn.scaled_dot_product_attention
 
 
 def torchs_attention(
     inputs: CallTensors, options: AttentionOptions, scale: float | None, dropout_p: float = 0.0
 ) -> torch.Tensor:
-    """The output of torch's attention, contiguous in the layout of the options, as that of the kernels is."""
+    """The output of torch's attention, contiguous in the layout of the options, like that of the kernels."""
     q, k, v, mask = _in_torchs_layout(inputs, options)
     if mask is not None and not is_special(mask):
         mask = torch.atleast_2d(mask)  # which some of torch's attentions need
@@ -34,7 +34,7 @@ def torchs_attention(
         dropout_p=dropout_p,
         is_causal=options.is_causal and mask is None,
         scale=scale,
-        enable_gqa=True if group_size(q, k) > 1 else False,  # noqa: SIM210  # of symbolic sizes it is no bool
+        enable_gqa=True if group_size(q, k) > 1 else False,  # noqa: SIM210  # with symbolic sizes the comparison is no bool
     )
     if options.layout == "BNHD":
         out = out.transpose(1, 2)
@@ -44,9 +44,9 @@ def torchs_attention(
 def plain_attention(
     inputs: CallTensors, options: AttentionOptions, scale: float | None, dropout_p: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and LSE (B, H, N) in plain torch, computed in float32, or float64 for float64; 0 and -inf for closed rows.
+    """Output and LSE (B, H, N) in plain torch, in float32 (float64 for float64); 0 and -inf for fully masked rows.
 
-    TypeError: tensors of which torch alone knows what they hold.
+    TypeError: a tensor whose values only torch can read.
     """
     for name, tensor in zip(("q", "k", "v", "attn_mask"), inputs, strict=True):
         if tensor is not None and is_special(tensor):

@@ -2,7 +2,7 @@
 
 Tensors are (B, H, N, D) with tensor_layout "HND", (B, N, H, D) with "NHD"; the output has q's shape, layout and dtype,
 and the LSE is (B, H, N) float32. K is always smoothed, which changes no exact result: `smooth_k` is accepted and has no
-effect. An argument that would change the result and is not supported is a TypeError that names it.
+effect. An unsupported argument that would change the result raises a TypeError that names it.
 
 Packs assign `sageattn` to torch.nn.functional.scaled_dot_product_attention, so it takes whatever torch's function
 takes: its order and names of arguments, tensors of other dimensions, dropout. Torch computes what no kernel can serve.
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _LAYOUTS = {"HND": "BHND", "NHD": "BNHD"}
-# Their accumulators of P V -> ours. Where V is not quantized ours are FP32, which is closer than FP16.
+# sageattention's accumulators of P V -> ours. If V is not quantized, ours are FP32, which is more exact than FP16.
 _ACCUMULATORS = {"fp32": "fp32", "fp32+fp32": "fp32", "fp32+fp16": "auto", "fp16": "fp32", "fp16+fp32": "fp32"}
 # Other names of two parameters: those of FlashAttention, which yunchang passes, and those of torch.
 _ALIASES: Mapping[str, str] = {"softmax_scale": "sm_scale", "scale": "sm_scale", "causal": "is_causal"}
@@ -41,7 +41,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "smooth_k": (True, False),
     "qk_quant_gran": ("per_thread", "per_warp", "per_block"),
     "quantization_backend": ("triton", "cuda"),
-    "enable_gqa": (True, False),  # the numbers of heads say it
+    "enable_gqa": (True, False),  # the numbers of heads tell it
     "window_size": ((-1, -1), [-1, -1]),
     "softcap": (0.0, None),
     "alibi_slopes": (None,),
@@ -51,21 +51,21 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
 }
 
 _TENSORS = ("q", "k", "v")
-# The parameters of torch's function, by our names.
+# The parameters of torch's function in its order, by our names.
 _TORCHS_ORDER = (*_TENSORS, "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _TORCHS_NAMES = {"query": "q", "key": "k", "value": "v"}
 
 
 def _function(name: str, mode: str, doc: str, **defaults: Any) -> Callable[..., Result]:
-    """A function in `mode`; defaults: its parameters after q, k and v, in the order in which packs pass them."""
+    """A function in `mode`. defaults: its parameters after q, k and v, in the order in which packs pass them."""
     order, names = (*_TENSORS, *defaults), {*defaults, "attn_mask"}
 
     def function(*args: Any, **kwargs: Any) -> Result:
-        given = _by_name(name, order, args, kwargs)
-        tensors = given.pop("q"), given.pop("k"), given.pop("v")
+        arguments = _by_name(name, order, args, kwargs)
+        tensors = arguments.pop("q"), arguments.pop("k"), arguments.pop("v")
         own: dict[str, Any] = {**defaults}
         further: dict[str, Any] = {}
-        for key, value in given.items():
+        for key, value in arguments.items():
             (own if key in names else further)[key] = value
         if further:
             own.update(_renamed(own, further))
@@ -87,21 +87,21 @@ def _function(name: str, mode: str, doc: str, **defaults: Any) -> Callable[..., 
 
 
 def _by_name(name: str, order: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `name` by our names. A mask or None as the fourth one shows that they are in torch's order."""
+    """The arguments of `name` by our names. If the fourth is a mask or None, they are in torch's order."""
     if len(args) > len(_TENSORS) and (args[3] is None or isinstance(args[3], torch.Tensor)):
         order = _TORCHS_ORDER
     if len(args) > len(order):
         raise TypeError(f"[SA-602] {name} takes at most {len(order)} arguments by position, got {len(args)}")
     # `zip` without its argument `strict`, which the compiler of torch 2.7 to 2.9 cannot trace.
-    given = dict(zip(order, args))  # noqa: B905
+    arguments = dict(zip(order, args))  # noqa: B905
     if "query" in kwargs or "key" in kwargs or "value" in kwargs:
         kwargs = {_TORCHS_NAMES.get(key, key): value for key, value in kwargs.items()}
-    given.update(kwargs)
-    if len(given) < len(args) + len(kwargs):
+    arguments.update(kwargs)
+    if len(arguments) < len(args) + len(kwargs):
         raise TypeError(f"[SA-602] {name} got an argument both by position and by name")
-    if not ("q" in given and "k" in given and "v" in given):
-        raise TypeError(f"[SA-602] {name} needs q, k and v, got {', '.join(given) or 'no argument'}")
-    return given
+    if not ("q" in arguments and "k" in arguments and "v" in arguments):
+        raise TypeError(f"[SA-602] {name} needs q, k and v, got {', '.join(arguments) or 'no argument'}")
+    return arguments
 
 
 sageattn = _function(
@@ -153,7 +153,7 @@ def sageattn_varlen(
     smooth_k: bool = True,
     **further: Any,
 ) -> torch.Tensor:
-    """Attention of sequences that are packed into one tensor, each for itself, in mode "precise".
+    """Attention within each of several sequences that are packed into one tensor, in mode "precise".
 
     Args:
         q, k, v: (tokens, H, D), (tokens, Hkv, D).
@@ -161,7 +161,7 @@ def sageattn_varlen(
         max_seqlen_q, max_seqlen_k: not needed here.
         is_causal: query i of a sequence attends to its keys 0..i.
 
-    Returns (tokens, H, D); zeros for tokens of no sequence, and where a sequence has no keys.
+    Returns (tokens, H, D); zeros for tokens outside of all sequences, and for sequences without keys.
 
     Raises TypeError for an argument that is not supported, and TypeError or ValueError for cu_seqlens_q and
     cu_seqlens_k that are no tensors or do not fit.
@@ -172,45 +172,45 @@ def sageattn_varlen(
 
 
 def _options(
-    mode: str, tensor_layout: str, given: dict[str, Any], *, return_lse: bool
+    mode: str, tensor_layout: str, arguments: dict[str, Any], *, return_lse: bool
 ) -> tuple[AttentionOptions, float | None, float]:
-    """Options, scale and dropout. The options have the scale too, if they can have it; torch takes any."""
-    for name in [name for name in given if name in _WITHOUT_EFFECT]:
-        value, allowed = given.pop(name), _WITHOUT_EFFECT[name]
+    """Options, scale and dropout. The options have the scale too, if it is valid for them; torch takes any."""
+    for name in [name for name in arguments if name in _WITHOUT_EFFECT]:
+        value, allowed = arguments.pop(name), _WITHOUT_EFFECT[name]
         if not any(value is permitted or value == permitted for permitted in allowed):
             words = " or ".join(map(repr, allowed))
             raise TypeError(f"[SA-602] this pack's sageattention takes {name} = {words} only, got {quoted(value)}")
     check_choice("tensor_layout", tensor_layout, _LAYOUTS)
-    accumulator = given.pop("pv_accum_dtype", "fp32+fp16")
+    accumulator = arguments.pop("pv_accum_dtype", "fp32+fp16")
     check_choice("pv_accum_dtype", accumulator, _ACCUMULATORS)
-    scale, dropout_p = given.pop("sm_scale"), given.pop("dropout_p", 0.0)
+    scale, dropout_p = arguments.pop("sm_scale"), arguments.pop("dropout_p", 0.0)
     if not isinstance(scale, (float, type(None))):
         try:
-            scale = float(scale)  # a whole number, one of NumPy, or a tensor of one element
+            scale = float(scale)  # an integer, a NumPy number, or a tensor of one element
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise TypeError(f"[SA-205] sm_scale must be a number or None, got {quoted(scale)}") from error
     options = AttentionOptions(
         mode=mode,
-        smooth_v=bool(given.pop("smooth_v", False)) and mode != "precise",
-        is_causal=bool(given.pop("is_causal")),
+        smooth_v=bool(arguments.pop("smooth_v", False)) and mode != "precise",
+        is_causal=bool(arguments.pop("is_causal")),
         scale=scale if is_valid_scale(scale) else None,
         layout=_LAYOUTS[tensor_layout],
         return_lse=bool(return_lse),
         pv_accumulator="fp32" if mode == "precise" else _ACCUMULATORS[accumulator],
     )
-    if given:
-        raise TypeError(f"[SA-602] this pack's sageattention does not know the arguments {', '.join(given)}")
+    if arguments:
+        raise TypeError(f"[SA-602] this pack's sageattention does not know the arguments {', '.join(arguments)}")
     return options, scale, dropout_p
 
 
 def _renamed(own: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
-    """`further` by the names that they have here; TypeError where one contradicts an argument of `own`."""
+    """`further` by our names; TypeError if one contradicts an argument of `own`."""
     renamed: dict[str, Any] = {}
     for alias, value in further.items():
         name = _ALIASES.get(alias, alias)
         if name == alias:
             renamed[name] = value
-        elif value is not None:  # None leaves it open, as it is without it
+        elif value is not None:  # None is the same as no argument
             earlier = renamed.get(name, own[name])
             if earlier not in (None, False, value):
                 raise TypeError(f"[SA-602] {alias} and {name} say different things: {quoted(value)}, {quoted(earlier)}")

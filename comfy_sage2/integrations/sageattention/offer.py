@@ -1,4 +1,4 @@
-"""Whether this machine can serve the calls of `sageattention`, and by which backend; said in the log once."""
+"""Whether this machine can serve the calls of `sageattention`, and with which backend; logged once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("comfy_sage2")
 NAME = "sageattention"
 PATH = Path(__file__).resolve().parent / "path"  # holds the module of that name
 BACKEND_VARIABLE = "COMFY_SAGE2_SAGEATTENTION_BACKEND"
-VERSION = "2.2.0+comfy.sage2"  # the interface's, marked as ours; the metadata beside the module has the same
+VERSION = "2.2.0+comfy.sage2"  # of the interface, marked as ours; the metadata beside the module has the same
 AUTOMATIC = "auto"  # an accelerated backend
 REFERENCE = "reference"
 
@@ -61,7 +61,7 @@ def serving() -> tuple[str | None, str | None]:
 
 @cache
 def refusal() -> str | None:
-    """Why `import sageattention` has to fail here, or None; the log says how it ended, once."""
+    """Why `import sageattention` has to fail here, or None. Logs the outcome once."""
     backend, reason = serving()
     if backend is not None:
         log.info("SageAttention2: this pack computes the attention of packs that import %s (%s)", NAME, backend)

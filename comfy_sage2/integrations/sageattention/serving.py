@@ -1,7 +1,6 @@
-"""A call of `sageattention`: by a kernel that can serve it, else by torch's attention, with a reason and counted.
+"""Serve calls of `sageattention`: by a kernel that can, else by torch's attention, and count them with the reason.
 
-The call is one operator, so that a compiled model does not break its graph at it, and everything is decided when it
-runs.
+A call is one operator, so that it does not break the graph of a compiled model and everything is decided when it runs.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 TORCH = "torch's attention"
 UNUSUAL_SCALE = "[SA-205] the softmax scale must be above 0 and at most 1e24 for a kernel"
-_MOST_REASONS = 20  # in the log: some name sizes, of which there may be any number
+_MOST_REASONS = 20  # to count and log: reasons may name sizes, so there may be any number
 
 
 class CallCounts:
@@ -75,12 +74,12 @@ calls = CallCounts()
 
 
 def attend(inputs: CallTensors, options: AttentionOptions, scale: float | None, dropout_p: float) -> Result:
-    """The output in q's layout, and with `options.return_lse` the LSE too; whatever torch can compute is computed.
+    """The output in q's layout, and with `options.return_lse` the LSE too; serves every call that torch can compute.
 
     inputs: 4-D, or of any dimensions that torch takes in layout "BHND". Under autocast they are cast.
-    scale: that of the options; or one that they cannot have and torch can.
+    scale: that of the options, or one that only torch accepts.
 
-    TypeError: a mask that is no tensor, or one of integers, which could mean either. ValueError: tensors that are not
+    TypeError: a mask that is no tensor, or an integer mask, which is ambiguous. ValueError: tensors that are not
     4-D in layout "BNHD". RuntimeError: derivatives in forward mode.
     """
     q, k, v, mask = inputs
@@ -113,7 +112,7 @@ def attend(inputs: CallTensors, options: AttentionOptions, scale: float | None, 
 
 
 def count_torchs(reason: str) -> None:
-    """Count a call that torch computes; one within a compiled graph once, when the graph is made."""
+    """Count a call that torch computes. A call in a compiled graph is counted once, when the graph is made."""
     if torch.compiler.is_compiling():
         _count_compiled(reason)
     else:
@@ -125,11 +124,11 @@ def _count_compiled(reason: str) -> bool:
     return True
 
 
-run_by_the_compiler(_count_compiled)  # a lock and a log would break its graph
+run_by_the_compiler(_count_compiled)  # a lock and a log would break the graph
 
 
 def exact_output(inputs: CallTensors, options: AttentionOptions, scale: float | None, dropout_p: float) -> torch.Tensor:
-    """The output by torch, with gradients; in plain torch for a scale with which its fused attentions give NaN."""
+    """torch's output, with gradients. Plain torch computes a scale with which the fused attentions give NaN."""
     if scale != options.scale and not any(tensor is not None and is_special(tensor) for tensor in inputs):
         return plain_attention(inputs, options, scale, dropout_p)[0]
     return torchs_attention(inputs, options, scale, dropout_p)
@@ -138,7 +137,7 @@ def exact_output(inputs: CallTensors, options: AttentionOptions, scale: float | 
 def _without_causal_bias(
     bias: Any, options: AttentionOptions, device: torch.device
 ) -> tuple[torch.Tensor | None, AttentionOptions]:
-    """is_causal, or a mask, for torch's CausalBias, whose memory holds nothing and whose class would call us."""
+    """Replace torch's CausalBias by is_causal or a mask: its memory holds no values, and its class would call us."""
     if options.is_causal:
         raise ValueError("[SA-204] is_causal must be False with a CausalBias as attn_mask, which says it already")
     if bias.variant.name == "UPPER_LEFT" or bias.seq_len_q == bias.seq_len_kv:
@@ -157,7 +156,7 @@ def _run(
 def served(
     inputs: CallTensors, options: AttentionOptions, *, where_faster: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Output and LSE, or None, of a counted call of 4-D tensors that fit. where_faster: as of `Routing`."""
+    """Serve and count a call of 4-D tensors that fit: output, and LSE or None. where_faster: as in `Routing`."""
     q, k, v = (with_dense_rows(tensor) for tensor in inputs[:3])
     mask = inputs.mask
     optional = NO_TENSORS if mask is None else OptionalTensors(mask)
@@ -170,7 +169,7 @@ def served(
             result = call_plan.run(q, k, v, optional)
             calls.count(f"{call_plan.backend.name}, {call_plan.options.mode}", None)
             return result
-        reason = call_plan.reason  # torch may take what the attention API refuses
+        reason = call_plan.reason  # torch may accept what the attention API refuses
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise

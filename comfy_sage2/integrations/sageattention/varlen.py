@@ -17,7 +17,7 @@ from .exact import torchs_attention
 from .serving import UNUSUAL_SCALE, count_torchs, exact_output, served
 
 IS_SHORT = "[SA-314] torch's attention ends such short sequences before another one would be enqueued"
-# What a call by a plan takes of the CPU's time beyond one of torch's function: docs/results/hosts.md.
+# How much more CPU time a planned call takes than one of torch's function: docs/results/hosts.md.
 _ENQUEUED_SECONDS = 1e-4
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
@@ -51,7 +51,7 @@ def attend_segments(
         run = _operator if has_observer(q, k, v, starts_q, starts_k) else _run
         out: torch.Tensor = run(q, k, v, starts_q, starts_k, scale, *options.values())
         return out
-    out = q.masked_fill(torch.ones_like(q, dtype=torch.bool), 0.0)  # zeros that have a gradient, as torch's have
+    out = q.masked_fill(torch.ones_like(q, dtype=torch.bool), 0.0)  # zeros with a gradient, like torch's output
     for rows, call in _calls(q, k, v, starts_q, starts_k):
         count_torchs(reason)
         out[rows] = exact_output(call, options, scale, dropout_p).flatten(0, 1)
@@ -70,7 +70,7 @@ def _run(
     options = AttentionOptions(*values)  # type: ignore[arg-type]
     is_unusual = scale != options.scale
     if not is_unusual:
-        ensure_timed(q.device)  # once on a machine: outside of ComfyUI no node has measured it
+        ensure_timed(q.device)  # once per machine: outside of ComfyUI no node has timed it
     out = q.new_zeros(q.shape)
     for rows, call in _calls(q, k, v, starts_q, starts_k):
         if is_unusual:
@@ -79,16 +79,16 @@ def _run(
         elif _is_short(call, options):
             count_torchs(IS_SHORT)
             part = torchs_attention(call, options, options.scale)
-        else:  # a kernel costs more than it saves on some of the others, too
+        else:  # for some of these, too, a kernel costs more than it saves
             part, _ = served(call, options, where_faster=True)
         out[rows] = part.flatten(0, 1)
     return out
 
 
 def _is_short(inputs: CallTensors, options: AttentionOptions) -> bool:
-    """Whether the GPU would wait for the CPU: torch's function takes the least of the CPU's time."""
+    """Whether the GPU would wait for the CPU: torch's function takes the least CPU time."""
     (batch, q_length, heads, head_dim), (_, kv_length, _, _) = inputs.q.shape, inputs.k.shape
-    if inputs.q.dtype == torch.float32:  # which is not timed
+    if inputs.q.dtype == torch.float32:  # float32 is not timed
         return False
     work = Work(batch * heads, q_length, kv_length, head_dim, options.is_causal)
     seconds = choices_of(inputs.q.device).seconds(Candidate(PLAIN), work)
@@ -98,7 +98,7 @@ def _is_short(inputs: CallTensors, options: AttentionOptions) -> bool:
 def _calls(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts_q: torch.Tensor, starts_k: torch.Tensor
 ) -> Iterator[tuple[slice, CallTensors]]:
-    """The dense calls of the sequences, each with its tokens of q. Raises as `_segments`."""
+    """The dense calls of the sequences, each with its slice of q. Raises like `_segments`."""
     for sequences, rows, keys in _segments(q, k, starts_q, starts_k):
         q_part, k_part, v_part = (part.unflatten(0, (sequences, -1)) for part in (q[rows], k[keys], v[keys]))
         yield rows, CallTensors(q_part, k_part, v_part, None)
@@ -107,7 +107,7 @@ def _calls(
 def _segments(
     q: torch.Tensor, k: torch.Tensor, starts_q: torch.Tensor, starts_k: torch.Tensor
 ) -> list[tuple[int, slice, slice]]:
-    """How many neighbors of equal lengths there are, and the tokens of q and of k that they have; none without tokens.
+    """For each run of neighbors of equal lengths, their number and their slices of q and of k; omits empty sequences.
 
     Waits for the device. ValueError where cu_seqlens_q or cu_seqlens_k does not fit.
     """
@@ -118,16 +118,17 @@ def _segments(
             f"{len(ends_q)} and {len(ends_k)}"
         )
     segments: list[tuple[int, slice, slice]] = []
-    for a, b, c, d in zip(ends_q, ends_q[1:], ends_k, ends_k[1:], strict=False):
-        if a == b or c == d:
+    for q_start, q_end, k_start, k_end in zip(ends_q, ends_q[1:], ends_k, ends_k[1:], strict=False):
+        if q_start == q_end or k_start == k_end:
             continue
         if segments:
             count, rows, keys = segments[-1]
             sizes = (rows.stop - rows.start, keys.stop - keys.start)
-            if (rows.stop, keys.stop) == (a, c) and sizes == (count * (b - a), count * (d - c)):
-                segments[-1] = (count + 1, slice(rows.start, b), slice(keys.start, d))
+            expected = (count * (q_end - q_start), count * (k_end - k_start))
+            if (rows.stop, keys.stop) == (q_start, k_start) and sizes == expected:
+                segments[-1] = (count + 1, slice(rows.start, q_end), slice(keys.start, k_end))
                 continue
-        segments.append((1, slice(a, b), slice(c, d)))
+        segments.append((1, slice(q_start, q_end), slice(k_start, k_end)))
     return segments
 
 

@@ -1,7 +1,8 @@
 """The interface of the package `sageattention`, served by comfy_sage2.
 
-ModuleNotFoundError, as if it were not there, where comfy_sage2 has nothing that could serve a call; the log says why.
-Then the folder leaves Python's path, and with it the metadata beside this module: whoever looks later finds neither.
+The import raises ModuleNotFoundError, as if there were no such package, if comfy_sage2 cannot serve calls here; the log
+says why. It also removes this folder from Python's path, so that later look-ups find neither this module nor the
+metadata beside it.
 """
 
 import logging as _logging
@@ -16,7 +17,7 @@ _PATH = _Path(__file__).parents[1]
 def _import_library() -> None:
     """Import comfy_sage2 from this folder under its own name: ComfyUI has not loaded the pack yet."""
     spec = _PathFinder.find_spec("comfy_sage2", [str(_PATH.parents[3])])
-    assert spec is not None and spec.loader is not None  # it is the package that holds this file
+    assert spec is not None and spec.loader is not None  # the package holds this file
     _sys.modules["comfy_sage2"] = _module_from_spec(spec)
     try:
         spec.loader.exec_module(_sys.modules["comfy_sage2"])

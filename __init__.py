@@ -1,4 +1,4 @@
-"""Entry of the ComfyUI node pack."""
+"""Entry point of the ComfyUI node pack."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def import_library() -> None:
 
 
 def nodes_of_the_laboratory() -> list[type[io.ComfyNode]]:
-    """A clone has the laboratory, an installation from the registry does not."""
+    """The nodes of `lab`, which a clone has and an installation from the registry does not."""
     if not (ROOT / "lab").is_dir():
         return []
     from .lab.nodes import SageAttention2DemoCaption
@@ -70,7 +70,7 @@ if OTHER is None:
 
         NODES = [*NODES_AT_WORK, *nodes_of_the_laboratory()]
         IMPORTED = True
-    except Exception as error:  # whatever an unusual torch or a broken copy raises must not take the nodes away
+    except Exception as error:  # no error of an unusual torch or a broken copy may remove the nodes
         log.exception("SageAttention2: the library could not be imported; models pass through unchanged")
         from comfy_sage2.comfyui.nodes.unavailable import nodes_of
 
@@ -93,7 +93,7 @@ class SageAttention2Extension(ComfyExtension):
 
 
 async def comfy_entrypoint() -> SageAttention2Extension:
-    """Called by ComfyUI once it has imported the pack; older versions call no `on_load` of an extension."""
+    """ComfyUI calls this once it has imported the pack; older versions do not call an extension's `on_load`."""
     if OTHER is None:
         from comfy_sage2.comfyui.node_status import add_route
 

@@ -1,4 +1,4 @@
-"""The nodes at work; their inputs are in `comfy_sage2.comfyui.nodes.schemas`."""
+"""The nodes of the pack; their inputs are in `comfy_sage2.comfyui.nodes.schemas`."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class SageAttention2(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, mode: Any = None, sparse: Any = None) -> bool:
-        """ComfyUI checks no value of the inputs named here: of an unknown choice the node takes the default."""
+        """ComfyUI does not check the inputs named here, so that an unknown choice becomes the default."""
         return True
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         values, notes = read_inputs(cls, inputs)
         model, options = values.pop("model"), values.pop("options", None)
-        number = cls.hidden.unique_id
+        node_id = cls.hidden.unique_id
 
         def say(text: str, badge: Badge) -> None:
-            node_status.publish("SageAttention2", number, running_extra(), running_prompt(), text, badge)
+            node_status.publish("SageAttention2", node_id, running_extra(), running_prompt(), text, badge)
 
         def measuring(finished: int, rounds: int) -> None:
             say("", Badge(f"measuring {finished}/{rounds}"))
@@ -70,14 +70,14 @@ class SageAttention2Options(io.ComfyNode):
         start_percent: Any = None,
         end_percent: Any = None,
     ) -> bool:
-        """As of `SageAttention2`. A share that another node gives is None.
+        """As in `SageAttention2`. A share that another node gives is None.
 
-        Raises ValueError for shares that cannot be: of a text that is returned ComfyUI makes an error for each name.
+        Raises ValueError for invalid shares: if it returned a text, ComfyUI would report an error for each input.
         """
-        given = {"start_percent": start_percent, "end_percent": end_percent}
-        shares = {name: share for name, share in given.items() if share is not None}
+        inputs = {"start_percent": start_percent, "end_percent": end_percent}
+        shares = {name: share for name, share in inputs.items() if share is not None}
         if all(isinstance(share, (int, float)) and -1e9 < share < 1e9 for share in shares.values()):
-            Settings(**shares)  # else `execute` names the one that is no number
+            Settings(**shares)  # else `execute` reports the share that is no number
         return True
 
     @classmethod
@@ -115,5 +115,5 @@ NODES: list[type[io.ComfyNode]] = [SageAttention2, SageAttention2Options, SageAt
 
 
 def _as_image(picture: Image.Image) -> torch.Tensor:
-    """A picture as ComfyUI has them: (1, height, width, 3), float32 from 0 to 1."""
+    """A picture in ComfyUI's format: (1, height, width, 3), float32 from 0 to 1."""
     return torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255.0)[None]

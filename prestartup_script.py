@@ -1,8 +1,8 @@
-"""Run by ComfyUI before it imports its attention: offers this pack as `sageattention`, where the user asks for that.
+"""ComfyUI runs this before it imports its attention: it offers this pack as `sageattention` if the user asks for that.
 
 The user asks by ComfyUI's flag --use-sage-attention or by the pack's setting. An installed `sageattention` that can be
-imported stays: the folder that holds ours comes last on Python's path, or takes over when the import fails. torch is
-not imported here, which ComfyUI forbids; ours decides whether this machine can serve when somebody imports it.
+imported stays: the folder with ours comes last on Python's path, or takes over if the import fails. This script does
+not import torch, because ComfyUI forbids that; our module decides at its import whether this machine can serve.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger("comfy_sage2")
 
 
 class Guard:
-    """Finder and loader of an installed `sageattention`; where its import fails, ours takes its place."""
+    """Finder and loader of an installed `sageattention`; if its import fails, ours takes its place."""
 
     def __init__(self) -> None:
         self._loader: Any = None
@@ -37,11 +37,11 @@ class Guard:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """What the finders behind this one find, with this as its loader."""
+        """The spec that the finders after this one find, with this object as its loader."""
         if name != NAME:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
-            find = getattr(finder, "find_spec", None)  # finders of an old kind have none
+            find = getattr(finder, "find_spec", None)  # old-style finders have none
             spec: importlib.machinery.ModuleSpec | None = None if find is None else find(name, path, target)
             if spec is not None:
                 if not is_ours(spec) and spec.loader is not None:
@@ -50,7 +50,7 @@ class Guard:
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """As the loader of the installed package makes it."""
+        """The loader of the installed package makes the module."""
         return self._loader.create_module(spec)  # type: ignore[no-any-return]
 
     def exec_module(self, module: ModuleType) -> None:
@@ -80,7 +80,7 @@ class Guard:
 
 
 def is_set(path: Path) -> bool:
-    """Whether the pack's setting is on in the file `path`; what cannot be read is off."""
+    """Whether the pack's setting is on in the file `path`; a file that cannot be read counts as off."""
     try:
         with path.open("rb") as file:
             text = file.read(LARGEST + 1)
@@ -94,18 +94,18 @@ def is_set(path: Path) -> bool:
 
 
 def is_asked() -> bool:
-    """By the flag, or by the setting; of several users, that of the first one."""
+    """Whether the flag or the setting asks for it; with several users, the setting of the default user."""
     settings = Path(folder_paths.get_user_directory()) / "default" / "comfy.settings.json"
     return bool(getattr(args, "use_sage_attention", False)) or is_set(settings)
 
 
 def is_ours(spec: importlib.machinery.ModuleSpec) -> bool:
-    """Whether a spec is that of our module, of this copy of the pack or of another one."""
+    """Whether `spec` is that of our module, in this copy of the pack or another one."""
     return spec.origin is not None and Path(spec.origin).parts[-6:-2] == OFFERED.parts[-4:]
 
 
 def offer() -> None:
-    """Make `import sageattention` find this pack where no other one works."""
+    """Make `import sageattention` find this pack if no other package works."""
     if NAME in sys.modules:
         return
     spec = importlib.util.find_spec(NAME)

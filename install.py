@@ -1,7 +1,7 @@
-"""Run by ComfyUI's manager after it has cloned the pack: tells what works here, and unpacks the kernels by that.
+"""ComfyUI's manager runs this after it has cloned the pack: it tells what works here, which unpacks the kernels.
 
-Nothing is installed and nothing is downloaded. The exit code is 0 whatever doctor says, because the nodes work, and say
-why they are slow, on a machine without a usable kernel too.
+It installs and downloads nothing. The exit code is 0 whatever doctor says, because the nodes also work on a machine
+without a usable kernel, and say why they are slow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 def main() -> None:
     say: Callable[[str], None] = print
-    # The nodes load whatever is raised here, and the manager takes an error for a failed installation.
+    # The nodes load even if this fails, but the manager would take an error for a failed installation.
     try:
         from comfy_sage2 import command_line
 
@@ -26,9 +26,9 @@ def main() -> None:
 
         doctor.main([])
     except ImportError as error:
-        say(f"[comfy-sage2] run install.py with ComfyUI's own Python, {sys.executable} lacks something: {error}")
+        say(f"[comfy-sage2] run install.py with ComfyUI's own Python; {sys.executable} lacks something: {error}")
     except Exception as error:
-        say(f"[comfy-sage2] what works here could not be found out: {type(error).__name__}: {error}")
+        say(f"[comfy-sage2] could not determine what works here: {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

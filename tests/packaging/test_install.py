@@ -91,4 +91,4 @@ def test_a_console_that_takes_nothing_does_not_change_the_exit_code(pack: Plugin
 
 def test_a_doctor_that_fails_leaves_the_installation_successful(pack: Plugin) -> None:
     (pack.root / "comfy_sage2" / "doctor.py").write_text("def main(arguments):\n    raise KeyError('broken')\n")
-    assert "could not be found out: KeyError: 'broken'" in install(pack)
+    assert "could not determine what works here: KeyError: 'broken'" in install(pack)

@@ -60,7 +60,7 @@ def _in_slices(module: Any, session: Session) -> Callable[[torch.Tensor], torch.
                 if not (can_slice and model_passes.can_read_back(x.device) and memory.found_none(error)):
                     raise
             session.sliced_feed_forwards.add(tokens)
-            log.info("SageAttention2: no memory for feed-forward modules of %d tokens, which are sliced", tokens)
+            log.info("SageAttention2: no memory for feed-forward modules of %d tokens, so they run in slices", tokens)
         elif not prefetched.may_be_called_again(module, x.dtype):
             return whole(x)
         out: torch.Tensor | None = None

@@ -104,12 +104,12 @@ def sage_attention_2_options() -> io.Schema:
             ),
             _input(
                 "rotate",
-                "Mixes channels of queries and keys before rounding. auto: in the heads that get closer by it.",
+                "Mixes channels of queries and keys before rounding. auto: in the heads that this makes more exact.",
                 "rotate queries and keys",
             ),
             _input(
                 "guard",
-                "Looks for NaN and infinity while sampling, and computes the layers that give them more exactly.",
+                "Looks for NaN and infinity while sampling, and computes layers that give them in a more exact mode.",
             ),
             _input(
                 "dense_percent",
@@ -118,7 +118,7 @@ def sage_attention_2_options() -> io.Schema:
             ),
             _input(
                 "respect_model_attention",
-                "On: layers for which the model's file asks for an attention of their own keep it.",
+                "On: layers keep the attention that the model's file asks for.",
                 "respect the model's own attention",
             ),
             _input(

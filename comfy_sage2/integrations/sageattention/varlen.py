@@ -16,7 +16,7 @@ from ..torch_attention import CallTensors, autocast, reason_for_torch
 from .exact import torchs_attention
 from .serving import UNUSUAL_SCALE, count_torchs, exact_output, served
 
-IS_SHORT = "[SA-314] torch's attention ends such short sequences before another one would be enqueued"
+IS_SHORT = "[SA-314] torch's attention finishes such short sequences before another one would be enqueued"
 # How much more CPU time a planned call takes than one of torch's function: docs/results/hosts.md.
 _ENQUEUED_SECONDS = 1e-4
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)

@@ -1,4 +1,4 @@
-"""Where an attention call stands: in which layer of a pass, in which step of a sampling; and its options in words."""
+"""The place of an attention call: its layer in a pass and its step in a sampling; and its options in words."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def is_indexed(name: str) -> bool:
 
 
 class CallSite(NamedTuple):
-    """Where in a sampling an attention call stands: `layer` is the number of its name, which is the same in each pass;
-    `step` counts from 0; `is_self` where q and k come from the same tokens.
+    """The place of an attention call in a sampling: `layer` is the number of its name, the same in each pass; `step`
+    counts from 0; `is_self` is True if q and k come from the same tokens.
     """
 
     layer: int
@@ -31,7 +31,7 @@ class CallSite(NamedTuple):
 
 
 def share_of_steps(step: int, steps: int) -> float:
-    """The share of `steps` before `step`, and a little more: a bound of 0.1 + 0.2 lies just beside its step."""
+    """The share of `steps` before `step`, plus an epsilon: a bound of 0.1 + 0.2 is not exactly 3 of 10 steps."""
     return (step + 1e-6) / steps
 
 

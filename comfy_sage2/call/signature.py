@@ -1,4 +1,4 @@
-"""What decides how an attention call is computed: all of its arguments but the values in its tensors."""
+"""What decides how an attention call is computed: all its arguments except the values in its tensors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from ..options import AttentionOptions
 from .tensors import NO_TENSORS, OptionalTensors
 
-# What becomes of a faster attention of another package: ignore it; name it in the plan's reason; use it if no less
-# exact than the mode; always use it. Each includes those before it.
+# What a plan does with another package's faster attention: ignore it; name it in its reason; use it if it is no less
+# exact than the mode; always use it. Each rule includes those before it.
 PEER_RULES = IGNORED, NAMED, NO_LESS_EXACT, ANY = ("ignored", "named", "no less exact", "any")
 
 
@@ -46,13 +46,13 @@ def require_tensors(q: object, k: object, v: object) -> None:
 
 
 class Routing(NamedTuple):
-    """Who may compute a call: the same for all calls of a node, of a patch or of a function.
+    """Which backends may compute a call: the same for all calls of a node, of a patch or of a function.
 
-    backend: the name of the one that has to serve the call, or None: the first that can.
-    accelerated_only: with `backend` None, the reference is no candidate.
-    where_faster: an exact attention replaces a mode that it was measured to be faster than; a call in mode "exact" is
-        refused unless one was measured to be faster than ComfyUI's own.
-    peers: of PEER_RULES; in mode "exact" another package's attention is always ignored.
+    backend: the name of the backend that must serve the call; None takes the first that can.
+    accelerated_only: with `backend` None, the reference is not a candidate.
+    where_faster: an exact attention replaces a mode where it was measured to be faster; a call in mode "exact" is
+        refused unless an exact attention was measured to be faster than ComfyUI's own.
+    peers: one of PEER_RULES; in mode "exact" another package's attention is always ignored.
     own_is_torchs: the caller's own attention is torch's: with `where_faster` it gets the calls for which it is fastest.
     """
 
@@ -67,12 +67,12 @@ ANYONE = Routing()
 
 
 class CallSignature(NamedTuple):
-    """The key of the one cache of plans: calls of equal signatures are validated, decided and laid out once.
+    """The key of the plan cache: calls of equal signatures are validated, decided and laid out once.
 
-    The properties are those of a valid call (`validation.check_call`); a constraint may look at all of them. Flags that
-    a call may set are no part of it: whether there is one changes nothing but an address.
+    The properties require a valid call (`validation.check_call`); a constraint may read all of them. Flags that a call
+    may set are not part of the signature: they only add an address.
 
-    options: the caller's, in which "auto" may still stand. In a plan's own signature nothing is left open.
+    options: the caller's, which may contain "auto". In a plan's own signature they are settled.
     """
 
     options: AttentionOptions
@@ -94,7 +94,7 @@ class CallSignature(NamedTuple):
         optional: OptionalTensors = NO_TENSORS,
         routing: Routing = ANYONE,
     ) -> CallSignature:
-        """The signature of a call, which need not be valid; TypeError for an argument that is no tensor."""
+        """The signature of a call, which need not be valid; TypeError for an argument that is not a tensor."""
         try:
             return cls(
                 options,
@@ -174,6 +174,6 @@ class CallSignature(NamedTuple):
 
     @property
     def heads_first(self) -> bool:
-        """Whether in memory the tokens of a head of q lie together, else the heads of a token."""
+        """Whether q's memory keeps the tokens of a head together; else it keeps the heads of a token together."""
         heads, tokens = self.layout.index("H"), self.layout.index("N")
         return bool(self.q.stride) and self.q.stride[heads] > self.q.stride[tokens]

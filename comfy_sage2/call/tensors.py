@@ -12,7 +12,7 @@ NO_VALUES = "[SA-204] attn_mask must hold its values, and a {} may not: pass a p
 
 
 def overrides_torch(tensor: torch.Tensor) -> bool:
-    """Whether the class of `tensor` answers torch's functions itself, as CausalBias, whose memory means nothing."""
+    """Whether the class of `tensor` overrides torch's functions, like CausalBias, whose memory holds no values."""
     if type(tensor) is torch.Tensor:
         return False
     own: Any = type(tensor).__torch_function__
@@ -28,10 +28,10 @@ def require_mask(attn_mask: object) -> None:
 
 
 class OptionalTensors(NamedTuple):
-    """What a call may have beside q, k and v, as of `attention`; None is without.
+    """The optional tensors of a call, as for `attention`; None where the call has none.
 
-    block_mask: the lists of a `BlockMask`, of any values: entries that are not valid are left out, and nothing is read
-        out of bounds. invalid_blocks: its `invalid`.
+    block_mask: the lists of a `BlockMask`, with any values: calls leave out invalid entries, and never read out of
+        bounds. invalid_blocks: its `invalid`.
     """
 
     attn_mask: torch.Tensor | None = None
@@ -48,7 +48,7 @@ class OptionalTensors(NamedTuple):
         nonfinite: torch.Tensor | None,
         rotated_heads: torch.Tensor | None,
     ) -> OptionalTensors:
-        """Take them from the arguments of `attention`; TypeError, which names the argument, for what is no tensor."""
+        """Make them from the arguments of `attention`; TypeError names an argument that is not a tensor."""
         if attn_mask is None and block_mask is None and nonfinite is None and rotated_heads is None:
             return NO_TENSORS
         require_mask(attn_mask)
@@ -69,7 +69,7 @@ class OptionalTensors(NamedTuple):
 
 
 FLAGS = ("nonfinite", "invalid_blocks")
-WRITTEN = (*FLAGS, "rotated_heads")  # those that a call writes to, which chooses rotated heads
+WRITTEN = (*FLAGS, "rotated_heads")  # what a call that chooses rotated heads may write to
 NO_TENSORS = OptionalTensors()
 
 
@@ -80,5 +80,5 @@ def mask_4d(mask: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def with_dense_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, or a copy of it where the last dimension has a stride: that costs less than another attention."""
+    """`tensor`, or a copy if its last dimension is strided: a copy costs less than the fallback attention."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()

@@ -1,6 +1,6 @@
 """Checks on the arguments of the attention call: each message names the argument, what is expected and what came.
 
-They look at the forms of tensors, not at values, and so are made once for all calls of one signature.
+They check the forms of tensors, not their values, and so run once for all calls of one signature.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Target = tuple[int, int, int, int]  # batch, q_heads, q_length, kv_length
 
 
 def check_call(signature: CallSignature) -> None:
-    """TypeError for dtypes, else ValueError: everything that a call may have wrong, whoever computes it."""
+    """Raise TypeError for wrong dtypes, ValueError for anything else that is wrong whatever the backend."""
     q, k = signature.q, signature.k
     _check_tensors(q, k, signature.v, signature.layout)
     target = (signature.batch, signature.q_heads, signature.q_length, signature.kv_length)

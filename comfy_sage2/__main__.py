@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 if not __package__:
-    # Run by its path, Python has put this folder first, where its modules would hide others of the same names.
+    # Run by path, Python puts this folder first on sys.path, where its modules would hide others of the same names.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from comfy_sage2.command_line import run
@@ -21,7 +21,7 @@ COMMANDS = {
 
 
 def _import(module: str) -> ModuleType:
-    """Import the module of the one command there is."""
+    """Import the module of the only command."""
     from comfy_sage2 import doctor
 
     return doctor

@@ -1,4 +1,4 @@
-"""Commands: their arguments, and printing where the console cannot show every letter, or nothing at all."""
+"""Runs commands, and prints their output to consoles that cannot show every character, or that are closed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def run(
     arguments: list[str],
     load: Callable[[str], ModuleType],
 ) -> int:
-    """Run one of `commands`, name -> (module with `main(arguments)`, words), which `load` imports; its status."""
+    """Run the command that `arguments` name; return its exit status.
+
+    commands: name -> (module with `main(arguments)`, description). load: imports a module by its name.
+    """
     print_any_letters()
     width = max(map(len, commands))
     listed = "\n".join(f"  {name:<{width}} {text}" for name, (_, text) in commands.items())
@@ -36,15 +39,15 @@ def run(
     )
     parser.add_argument("command", choices=commands, metavar="COMMAND")
     chosen = parser.parse_args(arguments[:1]).command
-    # Imported only when asked for: the doctor has to work where the requirements of the others are missing.
+    # Import only the chosen command: the doctor has to work where the requirements of the others are missing.
     try:
         module = load(commands[chosen][0])
     except (ImportError, OSError) as error:  # OSError: a torch on Windows whose own libraries cannot be loaded
-        lacking = error.name if isinstance(error, ImportError) else None
-        if lacking is not None and lacking.partition(".")[0] in ("comfy_sage2", "lab", "tools"):
+        missing = error.name if isinstance(error, ImportError) else None
+        if missing is not None and missing.partition(".")[0] in ("comfy_sage2", "lab", "tools"):
             raise
-        if lacking is not None and isinstance(error, ModuleNotFoundError):
-            text = f"{chosen} needs {lacking}, which {sys.executable} does not have; run it with ComfyUI's own Python"
+        if missing is not None and isinstance(error, ModuleNotFoundError):
+            text = f"{chosen} needs {missing}, which {sys.executable} does not have; run it with ComfyUI's own Python"
         else:
             text = f"{chosen} cannot start, something in {sys.executable} is broken: {type(error).__name__}: {error}"
         print(text, file=sys.stderr)
@@ -54,18 +57,18 @@ def run(
 
 
 def print_any_letters() -> None:
-    """Escape what the console's encoding lacks, such as letters of a folder on Windows, instead of failing."""
+    """Escape characters that the console's encoding lacks, such as in a Windows folder's name, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def say(text: str) -> None:
-    """Print `text` where somebody listens: a closed pipe or a full disk does not change what a command answers."""
+    """Print `text`; a closed pipe or a full disk does not change the command's exit status."""
     try:
         print(text, flush=True)
     except OSError:
-        # Python writes the rest once more when it ends, and would end with an error.
+        # At exit Python would flush the rest again, and fail.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

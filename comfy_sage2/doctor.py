@@ -1,6 +1,6 @@
 """`python -m comfy_sage2 doctor`: what this machine has, which kernels would run each mode, and why the rest cannot.
 
-The last line is the verdict: what works, or the cause why nothing does and what to do about it.
+The last line is the verdict: what works, or why nothing does and what to do about it.
 
 Needs nothing beyond the standard library and torch. Exit status 0 when an accelerated backend can run, else 1.
 """
@@ -84,7 +84,7 @@ def _capability(device: torch.device) -> tuple[int, int] | None:
 
 
 def _self_test_lines() -> Iterator[str]:
-    """Test each module that belongs to a GPU here."""
+    """Test each module that is for a GPU of this machine."""
     for device in devices():
         for backend in KERNELS if device.type == "cuda" else ():
             is_for = _capability(device) in backend.capabilities
@@ -102,7 +102,7 @@ def _guarded(probe: Callable[..., str], *arguments: object) -> str:
 
 
 def _verdict(device: torch.device, mode: str) -> Verdict:
-    """For the call that every kernel is made for: float16, head_dim 128, no mask."""
+    """The verdict on a call that every kernel supports: float16, head_dim 128, no mask."""
     accelerated = [backend.name for backend in registry.kernels()]
     try:
         q = torch.empty(1, 8, 1024, 128, dtype=torch.float16, device=device)
@@ -129,7 +129,7 @@ def _machine_lines() -> Iterator[str]:
 
 
 def _verdict_lines(verdicts: list[Verdict]) -> Iterator[str]:
-    """What runs the modes of one device. Modes with the same answer share a line."""
+    """The backend of each mode on one device. Modes with the same verdict share a line."""
     alike: dict[tuple[tuple[str, str | None], ...], list[Verdict]] = {}
     for verdict in verdicts:
         alike.setdefault(tuple(verdict.reasons.items()), []).append(verdict)
@@ -146,11 +146,11 @@ def _verdict_lines(verdicts: list[Verdict]) -> Iterator[str]:
 
 
 def _cause(device: str, verdicts: list[Verdict]) -> str:
-    """Why no kernel runs on a device: the machine's reason, else that of the kernels which are for this GPU."""
+    """Why no kernel runs on a device: without a GPU the machine's reason, else that of the kernels for this GPU."""
     if device == "cpu":
         return _guarded(machine.reason_without_gpu)
     reasons = [reason for verdict in verdicts for reason in verdict.reasons.values() if reason is not None]
-    # Kernels for other GPUs always have a reason, and it says nothing of this one.
+    # Kernels for other GPUs always have a reason, which says nothing about this GPU.
     reasons.sort(key=lambda reason: reason.startswith(_OTHER_GPU))
     return reasons[0] if reasons else "this installation has no kernels: update or reinstall the pack"
 
@@ -173,7 +173,7 @@ def conclusion(verdicts: list[Verdict]) -> str:
 
 
 def _measured_lines(measure: Callable[[int], TunedChoices | None]) -> Iterator[str]:
-    """The table of each GPU. `measure` gives its choices, or None if it was not measured yet."""
+    """The table of each GPU. `measure` returns the GPU's choices, or None if it was not measured yet."""
 
     def table(index: int) -> str:
         choices = measure(index)
@@ -204,7 +204,7 @@ def _other_packs() -> str:
 
 
 def report(verdicts: list[Verdict], measure: Callable[[int], TunedChoices | None]) -> str:
-    """The text that the command prints. `measure`: as of `_measured_lines`."""
+    """The text that the command prints. `measure`: as for `_measured_lines`."""
     lines = [f"comfy_sage2 {__version__}", *_machine_lines(), "kernels"]
     accelerated = [backend.name for backend in registry.kernels()]
     for name in accelerated:

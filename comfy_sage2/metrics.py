@@ -1,4 +1,4 @@
-"""The paper's three measures of an attention output (appendix, "Accuracy metrics"), and the sample they look at."""
+"""The paper's three measures of an attention output (appendix, "Accuracy metrics"), and a sample to apply them to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 
 import torch
 
-_GOLDEN = 0.6180339887498949  # the fractions of its multiples fill a line evenly
+_GOLDEN = 0.6180339887498949  # the fractional parts of its multiples fill [0, 1) evenly
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Agreement:
 def compare(out: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The values of `Agreement`, (3,) on the device, without a wait. dtype: None is float64, or float32 on "mps".
 
-    The tensors, of one shape, are each one vector. Two vectors of zeros agree. Where only one of them is zero the
-    cosine is 0, and where only `exact` is the relative error is infinite.
+    Both tensors have one shape and are flattened to vectors. Two vectors of zeros agree. If only one is zero, the
+    cosine is 0; if only `exact` is zero, the relative error is infinite.
     """
     if dtype is None:
         dtype = torch.float32 if out.device.type == "mps" else torch.float64
@@ -52,10 +52,10 @@ def average(results: Iterable[Agreement]) -> Agreement:
 
 
 def spread(count: int, most: int, device: torch.device) -> torch.Tensor:
-    """At most `most` indices, one from each of as many equal parts of range(count), int64.
+    """At most `most` indices, int64: one from each of as many equal parts of range(count).
 
-    Their places within the parts differ: evenly spaced tokens of a picture whose width divides the spacing would all be
-    of one column.
+    Their positions within the parts vary: evenly spaced tokens of an image would all lie in one column if the image's
+    width divided the spacing.
     """
     taken = min(count, most)
     numbers = torch.arange(taken + 1, device=device)

@@ -15,7 +15,7 @@ _shown.maxstring = _shown.maxother = 80  # characters
 
 def quoted(value: object) -> str:
     """`value` as Python writes it, shortened: safe to print, whatever it holds."""
-    if isinstance(value, int) and value.bit_length() > 1000:  # Python does not write out the longest ones
+    if isinstance(value, int) and value.bit_length() > 1000:  # Python raises for the longest integers
         return f"an integer of {value.bit_length()} bits"
     return _shown.repr(value)
 
@@ -26,7 +26,7 @@ def one_line(text: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """The message of another library's error, in one line. It may quote a file, a model or a driver at any length."""
+    """The message of another library's error in one line, cut because it may quote a file or driver at any length."""
     text = str(error)
     return one_line(text if len(text) <= _MOST_OF_AN_ERROR else text[:_MOST_OF_AN_ERROR] + "…")
 

@@ -7,7 +7,7 @@ __all__ = ["AttentionOptions", "BlockMask", "Sparse", "UnsupportedError", "__ver
 
 
 def _refuse_a_second_copy() -> None:
-    """Raise ImportError where the process has this library under another name: both would define the same operators."""
+    """Raise ImportError if this library is imported under another name: both copies would define the same operators."""
     for name, module in list(_sys.modules.items()):
         if name != __name__ and name.rpartition(".")[2] == "comfy_sage2" and hasattr(module, "__version__"):
             raise ImportError(
@@ -24,8 +24,8 @@ try:
     from .dispatch.registry import UnsupportedError
     from .options import AttentionOptions
     from .sparsity.declared import Sparse
-except Exception as error:  # no torch, or whatever an unusual one raises
-    # The loader of the kernels and the doctor work all the same, and ComfyUI's nodes say what is missing.
+except Exception as error:  # torch is missing, or an unusual build of it raises anything
+    # The kernel loader and the doctor still work, and ComfyUI's nodes say what is missing.
     _cause = error
 
     def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""The public attention call: plan it and run the plan; and why a backend can run a call or not."""
+"""The public attention call, which plans a call and runs the plan; and `explain`: which backends can run a call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .sparsity.call_blocks import CallBlocks, add_tail_
 from .sparsity.declared import Sparse
 
 
-# For type checkers, whose `arguments` are those below.
+# For type checkers; `arguments` stands for the keyword arguments of the implementation below.
 @overload
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, return_lse: Literal[False] = False, **arguments: Any
@@ -45,8 +45,8 @@ def attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """SageAttention2: softmax(q k^T * scale + mask) v with quantized matrix products.
 
-    Inference only: the op has no gradient. Inputs are never written to. A NaN in the inputs gives NaN in the
-    output, but for those of keys that a mask hides from all queries in the quantized modes.
+    Inference only: the op has no gradient. It never writes to the inputs. A NaN in the inputs gives NaN in the
+    output; the quantized modes ignore NaN in keys that a mask hides from all queries.
 
     Args:
         q: (B, Hq, Nq, D), or (B, Nq, Hq, D) with layout "BNHD"; float16, bfloat16 or float32; any strides with a
@@ -54,21 +54,21 @@ def attention(
         k, v: (B, Hkv, Nkv, D) in the same layout, dtype and device; Hq is a multiple of Hkv.
         attn_mask: bool (True = attend) or additive float, 2-D to 4-D, broadcast to (B, Hq, Nq, Nkv); it combines with
             `is_causal`. A row that attends to nothing gives zeros, and -inf in the LSE.
-        block_mask: which blocks of keys each block of queries attends to (`BlockMask`), beside mask and `is_causal`;
-            None is all of them. In either layout its lists are of shape (B, Hq, Tq, 1 + Tk). Their entries are not
-            checked here: what is invalid is left out, and `BlockMask.invalid` flags it.
-        sparse: leave out the key blocks that matter least, found in this call (`Sparse`): by a bound of what each head
-            may lose, or a share; or a level of the node by its name, which takes no mask. None and "off" compute all.
-            Self-attention of fewer than 64 key blocks, and calls with other numbers of queries and keys, are dense.
-            Not with block_mask, `is_causal`, mode "exact" or a mask that differs by query; not under a compiler.
+        block_mask: which blocks of keys each block of queries attends to (`BlockMask`), in addition to the mask and
+            `is_causal`; None means all. In both layouts its lists have the shape (B, Hq, Tq, 1 + Tk). The call does not
+            check their entries: it leaves out invalid ones, and flags them in `BlockMask.invalid`.
+        sparse: the call finds and leaves out the key blocks that matter least (`Sparse`), up to a bound on each head's
+            error or down to a share of the blocks; or the name of a level of the node, which takes no mask. None and
+            "off" compute all. The call stays dense for fewer than 64 key blocks, or for unequal numbers of queries and
+            keys. Not with block_mask, `is_causal`, mode "exact" or a mask that differs by query; not under a compiler.
         backend: a name from `explain`; None picks the first accelerated one that can run, else "reference".
-        nonfinite: one int32 on q's device, set to 1 when a value of the output is NaN or infinite and else left as it
-            is, so that one of them can serve many calls; no call waits for the device.
+        nonfinite: one int32 on q's device. The call sets it to 1 when an output value is NaN or infinite, and else
+            leaves it unchanged, so that many calls can share it; no call waits for the device.
         rotated_heads: int32 (B, Hkv) on q's device, contiguous. With rotate="auto" the call writes 1 for each head that
-            it rotates and 0 for each other one; with rotate="given" it rotates the heads that are not 0, and looks at
-            no sample.
+            it rotates and 0 for the rest; with rotate="given" it rotates the heads whose entry is not 0, and takes no
+            sample.
         options: the choices of `AttentionOptions`; None takes their defaults.
-        choices: fields of `AttentionOptions` by name, over those of `options`: mode="4b", return_lse=True.
+        choices: fields of `AttentionOptions` by name, which override `options`: mode="4b", return_lse=True.
 
     Returns:
         The output, a tensor in q's shape, layout and dtype; with `return_lse` a tuple of the output and the natural log
@@ -77,11 +77,11 @@ def attention(
     Raises:
         TypeError: wrong types or dtypes, or an unknown option.
         ValueError: shapes, strides, devices or options that do not fit; the message names the argument.
-        UnsupportedError: a ValueError; the backend asked for cannot run this call, and why.
+        UnsupportedError: a ValueError that says why the requested backend cannot run this call.
     """
     optional = OptionalTensors.of(attn_mask, block_mask, nonfinite, rotated_heads)
     if backend is not None and not isinstance(backend, str):
-        registry.get(backend)  # raises: neither the cache of plans nor an operator could hold it
+        registry.get(backend)  # raises here, as neither the plan cache nor an operator takes such a value
     wanted = None if sparse is None else Sparse.of(sparse)
     if wanted is not None:
         chosen = options if type(options) is AttentionOptions and not choices else _options(options, choices)
@@ -114,9 +114,9 @@ def _with_tail(
     optional: OptionalTensors,
     options: AttentionOptions,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """A call of some key blocks, of which the others take part by means of their tokens."""
+    """Compute the active key blocks; the other blocks contribute by the means of their tokens."""
     nonfinite, scale = optional.nonfinite, q.shape[3] ** -0.5 if options.scale is None else options.scale
-    with torch.no_grad():  # a tail cannot be added to an output that autograd knows
+    with torch.no_grad():  # autograd would refuse to add the tail in place
         out, lse = attention(
             q,
             k,
@@ -135,14 +135,14 @@ def _with_tail(
 
 
 def _options(options: AttentionOptions | None, choices: dict[str, Any]) -> AttentionOptions:
-    """As `AttentionOptions.of`, which checks the same choices once."""
+    """`AttentionOptions.of`, cached so that equal choices are checked once."""
     try:
         return _checked_options(options, **choices)
-    except TypeError:  # a value that is wrong, or that no cache can hold
+    except TypeError:  # a value is wrong or not hashable
         return AttentionOptions.of(options, choices)
 
 
-# Typed, for 1 == True, and a flag of 1 is an error.
+# Typed, because 1 == True, and a flag of 1 is an error.
 @lru_cache(maxsize=256, typed=True)
 def _checked_options(options: AttentionOptions | None, /, **choices: Any) -> AttentionOptions:
     return AttentionOptions.of(options, choices)
@@ -162,7 +162,8 @@ def explain(
 ) -> dict[str, str | None]:
     """Which backends can run this call: name -> None if it can, else the reason, in order of preference.
 
-    Raises the errors of `attention`; invalid entries of `block_mask`, which waits for the device, are a ValueError.
+    Raises the errors of `attention`, and ValueError for invalid entries of `block_mask`, a check that waits for the
+    device.
     """
     optional = OptionalTensors.of(attn_mask, block_mask, None, rotated_heads)
     signature = CallSignature.of(q, k, v, AttentionOptions.of(options, choices), optional)

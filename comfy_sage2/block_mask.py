@@ -8,22 +8,22 @@ import torch
 
 BLOCK_TOKENS = 128  # queries or keys of a block
 MOST_BLOCKS = torch.iinfo(torch.int16).max
-_UNREAD = -1  # what lies behind the count in the lists that are made here
+_UNREAD = -1  # fills the entries after the active blocks in the lists made here
 
 
 def blocks_of(length: int) -> int:
-    """The blocks of `length` tokens; the last one may be ragged."""
+    """The number of blocks of `length` tokens; the last one may be ragged."""
     return -(-length // BLOCK_TOKENS)
 
 
 @dataclass(frozen=True, eq=False)
 class BlockMask:
-    """For each block of 128 queries the blocks of 128 keys to compute.
+    """The blocks of 128 keys to compute for each block of 128 queries.
 
     A query attends to a key exactly when the list of the query's block names the key's block, and mask and causal order
-    allow it. A block with an empty list gives zeros, and -inf in the LSE. The order of a list changes no more than
-    rounding: backends process the blocks in an order of their own. A NaN of a block that no list of a head names may or
-    may not reach that head's output.
+    allow it. A block with an empty list gives zeros, and -inf in the LSE. The order of a list affects only rounding:
+    backends process the blocks in their own order. A NaN in a block that no list of a head names may or may not reach
+    that head's output.
 
     Calls do not wait for the device to check the lists. They leave out numbers that are out of range or given twice,
     cut a count that is out of range, and note it in `invalid`. `check` and `comfy_sage2.explain` raise errors for them.
@@ -31,13 +31,13 @@ class BlockMask:
     The lists take 2 Tq (1 + Tk) bytes a head: at most 1.5 % of q, k and v up to 94,000 tokens of head_dim 128.
 
     Attributes:
-        lists: (B, Hq, Tq, 1 + Tk) int16, contiguous, on q's device; B and Hq may be 1 and then stand for all. Tq and Tk
-            are the blocks of queries and of keys. Entry 0 is the number n of active blocks, entries 1 to n name
-            them, and nobody reads those behind. At most 32,767 blocks: 4,194,176 keys.
+        lists: (B, Hq, Tq, 1 + Tk) int16, contiguous, on q's device; B and Hq may be 1, to broadcast. Tq and Tk are the
+            numbers of blocks of queries and of keys. Entry 0 is the number n of active blocks, entries 1 to n name
+            them, and no call reads the entries after n. At most 32,767 blocks: 4,194,176 keys.
         invalid: None, or one int32 on their device that a call sets to 1 when it leaves out an entry or cuts a count.
-            Otherwise the call leaves it as it is, so that one of them can serve many lists.
+            Otherwise the call leaves it unchanged, so that many lists can share it.
 
-    Raises TypeError for lists that are no int16 tensor, ValueError for other shapes and strides.
+    Raises TypeError for lists that are not an int16 tensor, ValueError for other shapes and strides.
     """
 
     lists: torch.Tensor
@@ -63,7 +63,8 @@ class BlockMask:
     def from_dense(cls, mask: torch.Tensor, *, is_causal: bool = False) -> BlockMask:
         """The lists of a bool (B, Hq, Tq, Tk) mask, True = compute, on its device; no wait for the device.
 
-        Blocks go from the last to the first. With `is_causal`, for such calls, those above the diagonal are left out.
+        Each list goes from the last block to the first. `is_causal`, for causal calls, leaves out the blocks above the
+        diagonal.
         """
         _check_bool(mask)
         if mask.dim() != 4 or mask.numel() == 0:
@@ -81,7 +82,7 @@ class BlockMask:
         lists = torch.full((*active.shape[:3], blocks + 2), _UNREAD, dtype=torch.int16, device=active.device)
         lists[..., 0] = entry[..., -1]
         numbers = torch.arange(blocks - 1, -1, -1, dtype=torch.int16, device=active.device)
-        # Skipped blocks go into an entry behind the others, which is cut off.
+        # Skipped blocks go into one extra entry at the end, which is cut off.
         lists.scatter_(3, entry.where(active, blocks + 1).long(), numbers.expand_as(active))
         return cls(lists[..., :-1].contiguous())
 
@@ -95,15 +96,14 @@ class BlockMask:
         *,
         is_causal: bool = False,
     ) -> BlockMask:
-        """The lists of a mask whose blocks are not of 128 tokens, in the order of `from_dense`; no wait for the device.
+        """The lists of a mask of other block sizes than 128, in the order of `from_dense`; no wait for the device.
 
-        A block of 128 keys is in a list when any block of `mask` that overlaps it is to be computed. So the call
-        attends to all that the mask allows, and to the rest of such blocks too. Where both sizes are multiples of 128
-        there is no such rest.
+        A list names a block of 128 keys if any True block of `mask` overlaps it. So the call attends to all that the
+        mask allows, and also to the rest of these blocks. If both sizes are multiples of 128, there is no rest.
 
         Args:
             mask: bool (B, Hq, blocks of queries, blocks of keys), True = compute; the last blocks may be ragged.
-            block_size: the queries and the keys of a block, in tokens: (128, 64) for SpargeAttn's masks.
+            block_size: the tokens of a block of queries and of a block of keys: (128, 64) for SpargeAttn's masks.
             q_length, kv_length: tokens of q, and of k and v.
             is_causal: as for `from_dense`.
 
@@ -129,20 +129,20 @@ class BlockMask:
         return cls.from_dense(_overlapping_blocks(rows, 3, block_size[1], kv_length), is_causal=is_causal)
 
     def to_dense(self) -> torch.Tensor:
-        """The active blocks as bool (B, Hq, Tq, Tk), made of the valid entries alone; no wait for the device."""
+        """The active blocks as bool (B, Hq, Tq, Tk), from the valid entries only; no wait for the device."""
         entries, read, outside = _read(self.lists)
         *sizes, blocks = entries.shape
         active = torch.zeros((*sizes, blocks + 1), dtype=torch.bool, device=entries.device)
         return active.scatter_(3, entries.where(read & ~outside, blocks), True)[..., :blocks]
 
     def flag_invalid(self) -> None:
-        """Set `invalid`, where there is one, to 1 if `check` would raise; no wait for the device. Calls do it."""
+        """Set `invalid`, if there is one, to 1 where `check` would raise; no wait for the device. Calls do this."""
         if self.invalid is not None:
             counts, outside, twice = _wrong(self.lists)
             self.invalid.masked_fill_(counts.any() | outside.any() | twice.any(), 1)
 
     def check(self) -> None:
-        """ValueError names the first count or number that is out of range or given twice; waits for the device."""
+        """Raise ValueError for the first count or number that is out of range or given twice; waits for the device."""
         lists = self.lists.cpu()
         blocks = lists.shape[3] - 1
         counts, outside, twice = _wrong(lists)
@@ -169,19 +169,19 @@ def _kind(value: object) -> object:
 
 
 def _overlapping_blocks(blocks: torch.Tensor, axis: int, block_tokens: int, length: int) -> torch.Tensor:
-    """Along `axis`, of blocks of `block_tokens`, the blocks of 128 of `length` tokens that a True one overlaps."""
+    """`blocks` with `axis` in blocks of 128 tokens instead of `block_tokens`: True where a True block overlaps."""
     first = torch.arange(blocks_of(length), device=blocks.device) * BLOCK_TOKENS
     last = (first + BLOCK_TOKENS - 1).clamp(max=length - 1)
     up_to = blocks.cumsum(axis, dtype=torch.int32)
-    # True blocks up to the one of the last token, without those before that of the first.
+    # Count the True blocks from the one with the first token to the one with the last token.
     before = up_to - blocks.to(torch.int32)
     return up_to.index_select(axis, last // block_tokens) > before.index_select(axis, first // block_tokens)
 
 
 def _read(lists: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The entries of lists (B, Hq, Tq, 1 + Tk) without the counts, int64; which the count covers; which are no block.
+    """The int64 entries of lists (B, Hq, Tq, 1 + Tk) without the counts; which the count covers; which name no block.
 
-    A count that is out of range is cut to it, and what it does not cover is not called wrong.
+    A count that is out of range is cut, and only entries that it covers are said to name no block.
     """
     entries = lists[..., 1:].long()
     read = torch.arange(entries.shape[3], device=lists.device) < lists[..., :1]
@@ -189,10 +189,10 @@ def _read(lists: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 
 def _wrong(lists: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Bool: counts out of range (B, Hq, Tq, 1); entries that are no block, and such that come twice (B, Hq, Tq, Tk)."""
+    """Bool: counts out of range (B, Hq, Tq, 1); entries that name no block, and repeated entries (B, Hq, Tq, Tk)."""
     entries, read, outside = _read(lists)
     count, blocks = lists[..., :1], entries.shape[3]
-    # What is not read gets a number of its own each.
+    # Give each entry that is not read a unique number, so that it repeats none.
     apart = MOST_BLOCKS + 1 + torch.arange(blocks, device=lists.device)
     ordered, order = entries.where(read, apart).sort(dim=3, stable=True)
     again = torch.zeros_like(read)

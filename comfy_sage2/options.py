@@ -8,9 +8,9 @@ from typing import Any
 
 from .text import quoted
 
-ROTATIONS = ("auto", "on", "off")  # of a user; a caller who keeps what a call chose has GIVEN, too
+ROTATIONS = ("auto", "on", "off")  # a user's choices; a caller that reuses an earlier call's heads also has GIVEN
 GIVEN = "given"
-_LARGEST_SCALE = 1e24  # no score of float16 tensors of 256 channels is beyond float32 then
+_LARGEST_SCALE = 1e24  # with it no score of float16 tensors of 256 channels overflows float32
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
@@ -26,9 +26,9 @@ def is_valid_scale(scale: float | None) -> bool:
 def _option(default: Any, *, choices: Collection[str] = (), argument: str | None = None, per_call: bool = False) -> Any:
     """A field of AttentionOptions.
 
-    choices: of a str; for the kernels a dict with the number of each, or None for one that never reaches them.
-    argument: the name in csrc/attention_call.h; None for what the kernels are not told.
-    per_call: each call decides it, and not the user of a whole model.
+    choices: of a str; a dict maps each to its number for the kernels, or to None if it never reaches them.
+    argument: the name in csrc/attention_call.h; None if the kernels do not take the option.
+    per_call: each call decides it, not the user of a whole model.
     """
     return field(default=default, metadata={"choices": choices, "argument": argument, "per_call": per_call})
 
@@ -39,11 +39,11 @@ class AttentionOptions:
 
     Attributes:
         mode: "8b" (Q, K in INT8, K smoothed) or "4b" (Q, K in INT4, both smoothed), SageAttention2 section 3;
-            "precise": Q and K as in "8b", V as it is and P in its type; "exact": nothing is quantized, and torch's
+            "precise": Q and K as in "8b", V unquantized and P in V's dtype; "exact": nothing is quantized, and torch's
             fastest exact attention serves the call; or "auto": "precise" where the GPU was measured to take at most
             15 % longer than in "8b", else "8b" (`autotune.auto_mode`).
-        smooth_v: subtract V's channel means before FP8 quantization and add them to the output (section 3.4). In
-            "precise" V is not quantized, and this changes nothing.
+        smooth_v: subtract V's channel means before FP8 quantization and add them to the output (section 3.4). It has
+            no effect in "precise", which does not quantize V.
         is_causal: query i attends to keys 0..i, aligned at the top left.
         scale: softmax scale, above 0 and at most 1e24; None means 1/sqrt(D).
         layout: order of the dimensions of q, k, v and the output: "BHND" or "BNHD".
@@ -52,13 +52,13 @@ class AttentionOptions:
             at twice the rate on GeForce GPUs; "auto" takes the one that suits the GPU.
         rotate: multiply smoothed Q and K by one Hadamard matrix (`quantize.rotation`): "auto" in the heads that gain
             by it in a sample of their tokens (`quantize.rotation_choice`), "on" in all, "off" in none, as in the paper.
-            It halves the error where a few channels are loud, and that of "4b" nearly everywhere, where every token of
-            Q then has its own scale; smooth channels lose by it. "auto" takes 10 to 60 us of a call on an H100;
-            "given" takes what an earlier call chose, in the tensor `rotated_heads`, and spares that.
-        pv: what P and V are rounded to in "8b" and "4b": "fp8" (E4M3), "fp16", "int8" (P relative to its largest in
-            each block of 64 keys, whole sums), "mxfp8" (fp8 by block-scaled products, whose FP32 sums have the full
+            It halves the error where a few channels are large, and nearly everywhere in "4b", which then also gives
+            every token of Q its own scale; it raises the error where channels are even. "auto" takes 10 to 60 us of a
+            call on an H100; "given" avoids that: it takes an earlier call's choice from the tensor `rotated_heads`.
+        pv: the format of P and V in "8b" and "4b": "fp8" (E4M3), "fp16", "int8" (P relative to its largest value in
+            each block of 64 keys, integer sums), "mxfp8" (fp8 by block-scaled products, whose FP32 sums have the full
             rate on RTX 50), where a backend has it; "auto" takes the one that suits the GPU.
-            "precise" has 16 bits, which "fp16" stands for there.
+            In "precise" they have 16 bits, and "fp16" means the 16-bit dtype of V.
 
     Raises TypeError for a value of the wrong type, and ValueError for one that is not a choice, or that asks for
     quantization in mode "exact"; the message names the option.
@@ -81,7 +81,7 @@ class AttentionOptions:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise TypeError(f"[SA-208] {name} must be True or False, got {type(value).__name__}")
-        for name, expected in _OF_QUANTIZATION.items() if self.mode == EXACT else ():
+        for name, expected in _QUANTIZATION_OPTIONS.items() if self.mode == EXACT else ():
             value = getattr(self, name)
             if value not in expected:
                 raise ValueError(
@@ -94,13 +94,13 @@ class AttentionOptions:
             return
         if isinstance(self.scale, bool) or not isinstance(self.scale, (int, float)):
             raise TypeError(f"[SA-205] scale must be a number or None, got {type(self.scale).__name__}")
-        # The kernels take the row maximum before they scale.
+        # The scale must be positive, because the kernels take the row maximum before they scale.
         if not is_valid_scale(self.scale):
             raise ValueError(f"[SA-205] scale must be above 0 and at most 1e24, got {quoted(self.scale)}")
 
     @classmethod
     def of(cls, options: AttentionOptions | None, choices: Mapping[str, Any]) -> AttentionOptions:
-        """`options`, or the defaults, changed by `choices`; TypeError for an unknown one or another class."""
+        """`options`, or the defaults, with `choices` applied; TypeError for an unknown choice or another class."""
         for name in choices:
             if name not in NAMES:
                 raise TypeError(f"[SA-208] unexpected keyword argument {name!r}; the options are {', '.join(NAMES)}")
@@ -124,12 +124,12 @@ class AttentionOptions:
         return chosen
 
     def without_quantization(self) -> AttentionOptions:
-        """The same call in mode "exact", in which every option of the quantization has its default."""
-        kept = {name: getattr(self, name) for name in NAMES if name not in _OF_QUANTIZATION}
+        """The options of the same call in mode "exact", with the defaults for all quantization options."""
+        kept = {name: getattr(self, name) for name in NAMES if name not in _QUANTIZATION_OPTIONS}
         return AttentionOptions(**{**kept, "mode": EXACT})
 
     def values(self) -> list[Any]:
-        """The values in the order of the fields, from which `AttentionOptions(*values)` makes it again."""
+        """The values in the order of the fields: `AttentionOptions(*values)` equals this one."""
         return [getattr(self, name) for name in NAMES]
 
 
@@ -139,10 +139,10 @@ CHOICES: dict[str, Collection[str]] = {
 }
 _FLAGS = tuple(option.name for option in fields(AttentionOptions) if isinstance(option.default, bool))
 EXACT, AUTO = "exact", "auto"
-# The options of the quantization, with the values that mode "exact" takes: they ask for nothing.
-_OF_QUANTIZATION: dict[str, tuple[Any, ...]] = {
+# The quantization options, each with the values that mode "exact" accepts because they request no quantization.
+_QUANTIZATION_OPTIONS: dict[str, tuple[Any, ...]] = {
     "smooth_v": (False,), "rotate": ("auto", "off"), "pv_accumulator": ("fp32", "auto"), "pv": ("auto",),
 }  # fmt: skip
 PV_FORMATS = tuple(pv for pv in CHOICES["pv"] if pv != AUTO)
-FLOAT_PV = ("fp8", "fp16")  # a build has one of them for its quantizing modes, whatever else it has
+FLOAT_PV = ("fp8", "fp16")  # every build has one of them for its quantizing modes, besides other formats
 MODES = tuple(mode for mode in CHOICES["mode"] if mode not in (EXACT, AUTO))  # those that quantize

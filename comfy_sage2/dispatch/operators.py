@@ -1,4 +1,4 @@
-"""Running a plan; by a torch operator where the compiler, autograd, functorch or a tensor subclass sees the call."""
+"""Runs plans; by a torch operator where the compiler, autograd, functorch or a tensor subclass has to see the call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_TANGENT = (
 )
 NO_GRADIENT = "[SA-307] comfy_sage2.attention has no gradient: call it under torch.no_grad(), or train without it"
 
-# Looked up once: `has_observer` is asked at each call.
+# Looked up once, because every call runs `has_observer`.
 _is_compiling = torch.compiler.is_compiling
 _len_dispatch_stack = torch._C._len_torch_dispatch_stack
 _tracing_state = torch._C._get_tracing_state
@@ -39,7 +39,7 @@ _SCHEMA_TYPES = {
     "bool": "bool",
     "str": "str",
 }
-# Not `torch.library.custom_op`: its Python layers cost three times as much of the CPU's time at each call.
+# Not `torch.library.custom_op`: its Python layers take three times as much CPU time per call.
 _LIBRARY = torch.library.Library("comfy_sage2", "FRAGMENT")
 
 
@@ -50,12 +50,12 @@ def schema_of(dataclass: type, names: Iterable[str] | None = None, *, suffix: st
     return ", ".join(f"{_SCHEMA_TYPES[str(field.type)]} {field.name}{suffix}" for field in chosen)
 
 
-# Not by their own names: the compiler passes arguments by name next to one of its own that is called "mode".
+# The suffix avoids a clash: the compiler passes arguments by name beside one of its own that is called "mode".
 OPTIONS_SCHEMA = schema_of(AttentionOptions, suffix="_option")
 
 
 def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Define the operator comfy_sage2::`schema`; `fake` gives the compiler results of `run` without values."""
+    """Define the operator comfy_sage2::`schema`; `fake` returns what `run` returns, without values, to the compiler."""
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
@@ -64,21 +64,21 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> An
 
 
 def run_by_the_compiler(function: Callable[..., Any]) -> None:
-    """As torch.compiler.assume_constant_result, which imports the whole compiler first."""
+    """What torch.compiler.assume_constant_result does, without importing the whole compiler first."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def has_observer(*tensors: torch.Tensor | None) -> bool:
     """Whether the compiler, a trace, autograd, functorch, a dispatch mode or a tensor's class has to see an operator.
 
-    What is no tensor does not count: the call is refused all the same.
+    Arguments that are not tensors do not count: the call is refused anyway.
     """
     if _is_compiling() or _len_dispatch_stack() or _tracing_state() is not None or _functorch_stack() is not None:
         return True
     may_need_gradient, may_have_tangent = torch.is_grad_enabled(), forward_ad._current_level >= 0
     for tensor in tensors:
         if type(tensor) is torch.Tensor:
-            if tensor.is_neg():  # its memory holds the negative values, which the operator resolves
+            if tensor.is_neg():  # its memory holds the negated values; the operator resolves them
                 return True
             if (may_need_gradient and tensor.requires_grad) or (may_have_tangent and has_tangent(tensor)):
                 return True
@@ -88,7 +88,7 @@ def has_observer(*tensors: torch.Tensor | None) -> bool:
 
 
 def needs_derivative(*tensors: torch.Tensor) -> bool:
-    """Whether a derivative of what is computed from `tensors` may be asked for, backward or forward."""
+    """Whether autograd may ask for a derivative by one of `tensors`, backward or forward."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return True
     return forward_ad._current_level >= 0 and any(map(has_tangent, tensors))
@@ -99,13 +99,13 @@ def has_tangent(tensor: torch.Tensor) -> bool:
 
 
 def refuse_tangents(*tensors: torch.Tensor | None) -> None:
-    """Raise RuntimeError where forward-mode differentiation goes through one of `tensors`."""
+    """Raise RuntimeError if forward-mode differentiation goes through one of `tensors`."""
     if forward_ad._current_level >= 0 and any(tensor is not None and has_tangent(tensor) for tensor in tensors):
         raise RuntimeError(NO_TANGENT)
 
 
 def run(call_plan: CallPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
-    """Run a plan; by the torch operator where something has to see the call, which then has no forward derivatives."""
+    """Run a plan; by the torch operator, which has no forward derivatives, where something has to see the call."""
     if has_observer(q, k, v, optional.attn_mask):
         return observed(q, k, v, optional, call_plan.backend.name, call_plan.signature.options)
     return call_plan.run(q, k, v, optional)
@@ -119,7 +119,7 @@ def observed(
     backend: str | None,
     options: AttentionOptions,
 ) -> Result:
-    """The call by the torch operator; RuntimeError for forward-mode derivatives, and later for a gradient."""
+    """Run the call by the torch operator. RuntimeError for forward-mode derivatives, and later for a gradient."""
     require_tensors(q, k, v)
     refuse_tangents(q, k, v, optional.attn_mask)
     inputs = [tensor for tensor in (q, k, v, optional.attn_mask) if tensor is not None]
@@ -136,13 +136,13 @@ def observed(
 
 
 def without_gradient(out: torch.Tensor, lse: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and LSE that were computed from `inputs`: asking for a gradient of these is an error."""
+    """`out` and `lse`, computed from `inputs`; asking autograd for the gradient of `inputs` raises an error."""
     results: tuple[torch.Tensor, torch.Tensor] = _WithoutGradient.apply(out, lse, *inputs)  # type: ignore[no-untyped-call]
     return results
 
 
 class _WithoutGradient(torch.autograd.Function):
-    """Output and LSE as they are; asking for a gradient is an error, and not a gradient of zeros."""
+    """Returns output and LSE unchanged; asking for a gradient raises an error instead of giving zeros."""
 
     @staticmethod
     def forward(out: torch.Tensor, lse: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -150,7 +150,7 @@ class _WithoutGradient(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: object, inputs: object, output: object) -> None:
-        """Nothing is kept; torch.func asks for the method."""
+        """Saves nothing; torch.func requires this method."""
 
     @staticmethod
     def backward(ctx: object, *gradients: torch.Tensor) -> None:
@@ -172,19 +172,19 @@ def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tupl
 
 
 def like_q(q: torch.Tensor, *rest: object) -> torch.Tensor:
-    """An output of q's shape without values: the fake of operators that have no LSE."""
+    """An output of q's shape without values: the fake of operators without an LSE."""
     return q.new_empty(q.shape)
 
 
 def without_values(q: torch.Tensor, options: AttentionOptions) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and LSE of a call, for a compiler that asks for their shapes; the LSE is empty where none is asked for."""
+    """Output and LSE of a call without values, for the compiler; the LSE is empty unless the options ask for it."""
     batch, heads, tokens = (q.shape[options.layout.index(axis)] for axis in "BHN")
     lse = q.new_empty((batch, heads, tokens) if options.return_lse else 0, dtype=torch.float32)
     return q.new_empty(q.shape), lse
 
 
 def _split(rest: tuple[Any, ...]) -> tuple[OptionalTensors, str | None, tuple[Any, ...]]:
-    """What the operators take after q, k and v: the other tensors, the backend's name, the values of the options."""
+    """Split what the operators take after q, k and v: the other tensors, the backend's name, the options' values."""
     count = len(OptionalTensors._fields)
     return OptionalTensors(*rest[:count]), rest[count], rest[count + 1 :]
 
@@ -196,6 +196,6 @@ def _define(name: str, *, writes: bool) -> Any:
     return define(f"{name}({arguments}) -> (Tensor, Tensor)", _run, _fake)
 
 
-# Two operators, so that the compiler knows the first to write to nothing.
+# Two operators, so that the compiler knows that the first one writes to none of its arguments.
 _attention_op = _define("attention", writes=False)
 _writing_attention_op = _define("writing_attention", writes=True)

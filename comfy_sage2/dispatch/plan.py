@@ -1,4 +1,4 @@
-"""The decision about an attention call: who computes it, made once for all calls of one signature."""
+"""Decides which backend computes an attention call, once for all calls of one signature."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from .registry import UnsupportedError
 EXACT_IS_FASTER = "[SA-314] exact attention was measured to be faster here"
 TORCHS_IS_FASTER = "[SA-314] ComfyUI's own attention was measured to be faster here"
 HOST_SETS_THE_PACE = (
-    "[SA-322] the GPU would gain less here than the CPU would lose by starting it, so ComfyUI's own attention computes "
-    "this call"
+    "[SA-322] starting a faster attention would cost the CPU more time here than the GPU would save, so ComfyUI's own "
+    "attention computes this call"
 )
 OWN_IS_FASTER = "[SA-314] no exact attention was measured to be faster than ComfyUI's own here"
 MOST_PLANS = 1024
 
 
 class CallPlan:
-    """How calls of one signature are computed, with options that leave nothing open.
+    """How calls of one signature are computed; none of its options is "auto".
 
-    reason: why another attention replaces the mode that was asked for, or which faster one does not.
-    run, prequantize, begin_slices: as of `BoundCall`; run_reshaped too, or None where the backend has none.
+    reason: why another attention replaces the requested mode, or which faster one may not.
+    run, prequantize, begin_slices: those of the `BoundCall`; run_reshaped too, or None where the backend has none.
     """
 
     def __init__(self, signature: CallSignature, backend: Backend, reason: str | None = None) -> None:
-        """`backend` has no reason against `signature`."""
+        """`backend` must have no reason against `signature`."""
         self.signature = backend.settled(signature)
         self.options: AttentionOptions = self.signature.options
         self.backend = backend
@@ -54,19 +54,19 @@ class CallPlan:
 
     @property
     def plain_bytes(self) -> int:
-        """Of q, k, v and the output, which torch's attention has in memory at its peak."""
+        """Bytes of q, k, v and the output: what torch's attention has in memory at its peak."""
         call = self.signature
         return 2 * call.q.nbytes + call.k.nbytes + call.v.nbytes
 
     def peak_bytes(self, *, released: bool = False) -> int | None:
-        """With q, k, v and the output, or None if the backend does not tell. released: it begins by `prequantize`."""
+        """Peak memory with q, k, v and the output; None: unknown. released: of a call that begins by `prequantize`."""
         scratch = self._call.scratch_bytes
         return None if scratch is None else self.plain_bytes + scratch[released]
 
     @property
     def sliced_bytes(self) -> int | None:
-        """Memory of a call in slices at its peak: the output and scratch memory for all of q, k and v."""
-        scratch = self._call.scratch_bytes  # as the output is made when these are gone
+        """Peak memory of a call in slices: the output, and the scratch memory for all of q, k and v."""
+        scratch = self._call.scratch_bytes  # [True] is less the output's bytes: q, k and v are gone before it is made
         return None if scratch is None else 2 * self.signature.q.nbytes + scratch[True]
 
 
@@ -74,7 +74,7 @@ class CallPlan:
 class Refusal:
     """Why no call of a signature can be computed: `attention` raises `error` with `text`.
 
-    reasons: by the names of the backends that were candidates; empty where the call itself is wrong.
+    reasons: backend -> its reason, for each candidate; empty if the call itself is wrong.
     """
 
     error: type[Exception]
@@ -82,12 +82,12 @@ class Refusal:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def throw(self) -> NoReturn:
-        """Raise the error: TypeError or ValueError, of which `UnsupportedError` is one."""
+        """Raise the error: TypeError or ValueError, such as `UnsupportedError`."""
         raise self.error(self.text)
 
     @property
     def reason(self) -> str:
-        """In one line for the user; a reason that all backends share stands once."""
+        """The reasons in one line for the user; a reason that all backends share appears once."""
         distinct = list(dict.fromkeys(self.reasons.values()))
         if len(distinct) > 1:
             return "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
@@ -95,7 +95,7 @@ class Refusal:
 
 
 def plan(signature: CallSignature) -> CallPlan | Refusal:
-    """The plan of calls of `signature`, cached for these backends and for what was timed so far."""
+    """The plan of calls of `signature`, cached until the backends or the measured times change."""
     return _plan(signature, registry.BACKENDS, store.generation)
 
 
@@ -114,14 +114,14 @@ def _plan(signature: CallSignature, backends: tuple[Backend, ...], generation: i
         planned = exact or CallPlan(signature, chosen)
         if signature.options.mode == EXACT:
             return planned
-        planned = _beside_peers(signature, chosen, planned, choices)
+        planned = _unless_peer_is_faster(signature, chosen, planned, choices)
         return _unless_own_is_faster(routing, planned, choices)
     except (TypeError, ValueError) as error:
         return Refusal(type(error), str(error))
 
 
 def choose(signature: CallSignature) -> Backend | Refusal:
-    """Who computes such calls: the first accelerated backend that can; ValueError for a name that none has."""
+    """The backend for such calls: the first candidate that can run them; ValueError for an unknown name."""
     name = signature.routing.backend
     if name is not None:
         backend = registry.get(name)
@@ -144,13 +144,13 @@ def choose(signature: CallSignature) -> Backend | Refusal:
 
 
 def _faster_exact(signature: CallSignature, chosen: Backend, choices: TunedChoices) -> CallPlan | None:
-    """The plan of the fastest exact attention, if faster than `chosen`, or in mode "exact" than ComfyUI's own."""
+    """The plan of the fastest exact attention if it is faster than `chosen`, or in mode "exact" than ComfyUI's own."""
     options = signature.options
     rival = Candidate(PLAIN)
     if not choices.exact:
         return None
     if options.mode != EXACT:
-        rival = Candidate.of(chosen.name, _timed_as(chosen.settled(signature)))
+        rival = Candidate.of(chosen.name, _timed_options(chosen.settled(signature)))
         options = options.without_quantization()
     routing = Routing(signature.routing.backend, accelerated_only=True)
     exact = plan(signature._replace(options=options, routing=routing, rotated_heads=None))
@@ -164,9 +164,9 @@ def _faster_exact(signature: CallSignature, chosen: Backend, choices: TunedChoic
 
 
 def _without_kernels(signature: CallSignature, refused: Refusal, choices: TunedChoices) -> CallPlan | Refusal:
-    """The plan of calls that no kernel takes by the fastest exact attention, or a package exact enough for the mode.
+    """Plan calls that no kernel takes: by the fastest of the exact attentions and the packages allowed for the mode.
 
-    Where none was measured to be faster than ComfyUI's own it is `refused`.
+    Returns `refused` if none of them was measured to be faster than ComfyUI's own attention.
     """
     routing, work, own = signature.routing, Work.of(signature), Candidate(PLAIN)
     if not (routing.where_faster and routing.own_is_torchs) or routing.backend is not None or work is None:
@@ -179,7 +179,7 @@ def _without_kernels(signature: CallSignature, refused: Refusal, choices: TunedC
         calls[chosen.name] = exact
     faster = [
         candidate
-        for candidate in _in_place_of_kernels(choices, call.options.mode, routing.peers, work.head_dim)
+        for candidate in _candidates_without_kernels(choices, call.options.mode, routing.peers, work.head_dim)
         if candidate.backend in calls
         and choices.is_faster(candidate, own, work)
         and not choices.is_lost_on_the_host(candidate, own, work)
@@ -193,17 +193,17 @@ def _without_kernels(signature: CallSignature, refused: Refusal, choices: TunedC
 
 
 def serves_without_kernels(device: torch.device, mode: str, peers: str) -> bool:
-    """Whether such attentions compute some of the calls that were timed faster than ComfyUI's own."""
+    """Whether, without kernels, some attention computes any of the timed calls faster than ComfyUI's own."""
     choices = choices_of(device)
     return any(
         choices.is_faster(candidate, Candidate(PLAIN), work)
         for work in dict.fromkeys(work for _, work in choices.times.seconds)
-        for candidate in _in_place_of_kernels(choices, mode, peers, work.head_dim)
+        for candidate in _candidates_without_kernels(choices, mode, peers, work.head_dim)
     )
 
 
-def _in_place_of_kernels(choices: TunedChoices, mode: str, peers: str, head_dim: int) -> list[Candidate]:
-    """What may compute a mode's calls without kernels: exact attentions, packages as exact as the reference."""
+def _candidates_without_kernels(choices: TunedChoices, mode: str, peers: str, head_dim: int) -> list[Candidate]:
+    """What may replace kernels in a mode: exact attentions, and packages that are as exact as the reference."""
     if peers not in (NO_LESS_EXACT, ANY):
         return choices.exact
     rival = Candidate(REFERENCE, "8b" if mode == AUTO else mode)
@@ -211,10 +211,12 @@ def _in_place_of_kernels(choices: TunedChoices, mode: str, peers: str, head_dim:
     return [*choices.exact, *allowed]
 
 
-def _beside_peers(signature: CallSignature, chosen: Backend, planned: CallPlan, choices: TunedChoices) -> CallPlan:
-    """`planned`, or the plan of another package's faster attention where `signature` allows it; else a reason names it.
+def _unless_peer_is_faster(
+    signature: CallSignature, chosen: Backend, planned: CallPlan, choices: TunedChoices
+) -> CallPlan:
+    """`planned`, or the plan of another package's faster attention if `signature` allows it; else a reason names it.
 
-    chosen: the backend of the mode, against whose error that of the other is held.
+    chosen: the backend of the mode; its error is compared with that of the package.
     """
     work, rule = Work.of(signature), signature.routing.peers
     if rule == IGNORED or work is None:
@@ -250,28 +252,29 @@ def _unless_own_is_faster(routing: Routing, planned: CallPlan, choices: TunedCho
 
 
 def _candidate(planned: CallPlan) -> Candidate:
-    """What the calls of a plan are timed as."""
+    """The candidate that stands for the calls of a plan in the times."""
     if planned.backend.is_peer:
         return Candidate(planned.backend.name, PEER)
-    return Candidate.of(planned.backend.name, _timed_as(planned.signature))
+    return Candidate.of(planned.backend.name, _timed_options(planned.signature))
 
 
-def _timed_as(signature: CallSignature) -> AttentionOptions:
-    """Settled options as timed: later calls, which get the heads that one chose, rotate none in most layers."""
+def _timed_options(signature: CallSignature) -> AttentionOptions:
+    """The settled options, but without rotation if later calls reuse the heads of this one: most layers rotate none."""
     keeps_choice = signature.options.rotate == AUTO and signature.rotated_heads is not None
     return replace(signature.options, rotate="off") if keeps_choice else signature.options
 
 
 def with_rotated_heads(signature: CallSignature) -> CallSignature:
-    """`signature` of calls that give back which heads they rotate."""
+    """`signature` for calls that also return which heads they rotate."""
     shape = torch.Size((signature.batch, signature.kv_heads))
     return signature._replace(rotated_heads=TensorForm.contiguous(shape, torch.int32, signature.device))
 
 
 def rotated_plan(chooses: CallPlan, *, some: bool, reconsiders: bool = False) -> CallPlan | Refusal:
-    """The plan of the calls of `chooses` once their rotated heads are known; some: there may be such, and it gets them.
+    """The plan of the calls of `chooses` once their rotated heads are known.
 
-    reconsiders: another attention may replace it, as the routing of `chooses` allows; else the backend stays.
+    some: some heads may be rotated, and the calls take them as `rotated_heads`; else they rotate none. reconsiders:
+    another attention may replace the backend, as the routing of `chooses` allows; else the backend stays.
     """
     call = chooses.signature
     flags = call.rotated_heads if some else None
@@ -281,7 +284,7 @@ def rotated_plan(chooses: CallPlan, *, some: bool, reconsiders: bool = False) ->
 
 
 def listed_plan(dense: CallPlan, *, return_lse: bool = False) -> CallPlan | Refusal:
-    """The plan of the calls of `dense` with a contiguous block mask of their batch and heads, by the same backend."""
+    """The plan of the calls of `dense` by the same backend, with a contiguous block mask of their batch and heads."""
     call = dense.signature
     shape = torch.Size((call.batch, call.q_heads, blocks_of(call.q_length), 1 + blocks_of(call.kv_length)))
     lists = TensorForm.contiguous(shape, torch.int16, call.device)

@@ -1,4 +1,4 @@
-"""The list of backends, and the choice of one for a call before the call is made."""
+"""The list of backends, and which of them are candidates for a call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BACKENDS: tuple[Backend, ...] = (*KERNELS, *EXACT_ATTENTIONS, ReferenceBackend()
 
 
 class UnsupportedError(ValueError):
-    """A backend was asked for by name and cannot run this call; the message carries its reason."""
+    """The requested backend, or every candidate, cannot run this call; the message says why."""
 
 
 def backends(mode: str | None = None) -> tuple[Backend, ...]:
@@ -26,7 +26,7 @@ def backends(mode: str | None = None) -> tuple[Backend, ...]:
 
 
 def candidates(signature: CallSignature) -> tuple[Backend, ...]:
-    """The backends for calls in the signature's mode in order of preference: exact attentions by their times."""
+    """The backends for the signature's mode, in order of preference; exact attentions are in order of their times."""
     for_mode = backends(signature.options.mode)
     work = Work.of(signature)
     if signature.options.mode != EXACT or work is None:
@@ -41,7 +41,7 @@ def kernels() -> tuple[Backend, ...]:
 
 
 def get(name: str) -> Backend:
-    """The backend called `name`, another package's too; ValueError if there is none, TypeError for no name."""
+    """The backend or peer called `name`; ValueError if there is none, TypeError if `name` is not a str."""
     if not isinstance(name, str):
         raise TypeError(f"[SA-208] backend must be the name of one or None, got {type(name).__name__}")
     for backend in (*BACKENDS, *PEERS):
@@ -53,5 +53,5 @@ def get(name: str) -> Backend:
 
 
 def explain(signature: CallSignature) -> dict[str, str | None]:
-    """Backend -> None or why it cannot run `signature`, in order of preference; only those that handle its mode."""
+    """Backend -> None or why it cannot run `signature`, for the backends of its mode in order of preference."""
     return {backend.name: backend.reason_against(signature) for backend in candidates(signature)}

@@ -1,4 +1,4 @@
-"""What a backend is: constraints that are checked before a call, and the binding of a signature to its computation."""
+"""The interface of a backend: constraints that are checked before a call, and the binding of a signature."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ NO_ROTATED_HEADS = "[SA-214] it neither takes nor gives the rotated heads: leave
 # The output in the layout of the options, and the LSE (B, Hq, Nq) float32 when they ask for it, else None.
 Result = tuple[torch.Tensor, torch.Tensor | None]
 NO_SLICES = "[SA-324] only calls in 8b without a mask, and with V in 8 bits, are quantized in slices"
-# Ends a call whose q, k and v are quantized.
+# Finishes a call whose q, k and v are already quantized.
 Attend = Callable[[], Result]
 # A requirement on calls: None when it holds, else the reason in words for the user.
 Constraint = Callable[[CallSignature], str | None]
 
 
 class Slices(ABC):
-    """A call whose q, k and v come in slices of tokens; means, scales and rotated heads are those of the first."""
+    """A call whose q, k and v come in slices of tokens; the first slice decides means, scales and rotated heads."""
 
     @abstractmethod
     def add(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Take in the next tokens, a multiple of 128 but for the last ones; nothing of them is kept.
+        """Add the next tokens, a multiple of 128 except in the last slice. The caller may then release the tensors.
 
-        q, k, v: in the layout of the options, of as many tokens each. ValueError for calls that take no slices, which
-            are the same for all slices of a signature.
+        q, k, v: in the layout of the options, with equally many tokens. ValueError for calls that take no slices: all
+            slices of such a signature raise it.
         """
 
     @abstractmethod
     def attend(self) -> Result:
-        """The result, once all tokens are there; ends the call."""
+        """The result, once all tokens are added; finishes the call."""
 
 
 class BoundCall(ABC):
@@ -46,7 +46,7 @@ class BoundCall(ABC):
 
     @property
     def scratch_bytes(self) -> tuple[int, int] | None:
-        """Beside q, k, v and the output, of `run` and of a call by `prequantize` (may be below 0); None: not known."""
+        """Bytes beside q, k, v and the output: of `run`, and of `prequantize` (may be negative); None: unknown."""
         return None
 
     @abstractmethod
@@ -64,28 +64,28 @@ class BoundCall(ABC):
     def run_reshaped(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors, out_shape: Sequence[int]
     ) -> torch.Tensor:
-        """As `run` for tensors of other shapes that lie in memory as the signature's, and an output of `out_shape`.
+        """Like `run`, for tensors of other shapes with the signature's memory layout, and an output of `out_shape`.
 
-        Views of the shapes of the signature take longer to make than all else that such a call does on the host.
+        Making views of the signature's shapes would take longer than all else that such a call does on the host.
         """
         raise NotImplementedError
 
     def prequantize(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS
     ) -> Attend | None:
-        """Begin a call without block mask, for a caller who then lets go of q, k and v; else as for `run`.
+        """Begin a call without block mask, for a caller who then releases q, k and v; else as for `run`.
 
         Returns:
-            A function that ends the call, once and on the same stream, with the results of `run`. It keeps those of q,
-            k and v that it still reads. It raises RuntimeError only for a failure of the device, such as too little
-            memory for the output. None when the call is for `run`: nothing was done.
+            A function that finishes the call, once and on the same stream, and returns what `run` would. It keeps those
+            of q, k and v that it still reads. It raises RuntimeError only for a failure of the device, such as too
+            little memory for the output. None, having done nothing, if the caller is to use `run`.
         """
         return None
 
     def begin_slices(self, optional: OptionalTensors) -> Slices | str:
-        """Begin a call in slices, or why there can be none, in words for the user.
+        """Begin a call in slices, or return why that is impossible, in words for the user.
 
-        `nonfinite` is set too where a slice of V leaves the head room of the first: the call has to be made as a whole.
+        The call also sets `nonfinite` if a slice of V exceeds the head room of the first slice: repeat it as a whole.
         """
         return NO_SLICES
 
@@ -96,8 +96,8 @@ class Backend(ABC):
     name: str
     accelerated: bool  # faster than plain attention: a candidate when the caller names no backend
     constraints: tuple[Constraint, ...] = ()
-    is_peer: bool = False  # another package's attention: the mode and its options do not say how it quantizes
-    takes_rotated_heads: bool = False  # and gives those of a call (`OptionalTensors.rotated_heads`)
+    is_peer: bool = False  # another package's attention: the mode and its options do not decide how it quantizes
+    takes_rotated_heads: bool = False  # and returns those that a call chose (`OptionalTensors.rotated_heads`)
 
     def is_for(self, mode: str) -> bool:
         """Whether this backend handles `mode`. If not, explanations leave it out."""
@@ -119,23 +119,23 @@ class Backend(ABC):
         return reason
 
     def reason_of_constraints(self, signature: CallSignature) -> str | None:
-        """The reason of the first constraint that does not hold for `signature`, or None; nothing is loaded for it."""
+        """The reason of the first constraint that does not hold for `signature`, or None; loads nothing."""
         reasons = (constraint(signature) for constraint in self.constraints)
         return next((reason for reason in reasons if reason is not None), None)
 
     def settled(self, signature: CallSignature) -> CallSignature:
-        """`signature`, which this backend can run, with its choice wherever the options say "auto"."""
+        """`signature`, which this backend can run, with the backend's choice for each option that is "auto"."""
         return signature._replace(
             options=resolved(signature.options, signature.device, signature.dtype, signature.head_dim)
         )
 
     @abstractmethod
     def bind(self, signature: CallSignature) -> BoundCall:
-        """Work out calls of `signature`, which is settled."""
+        """Prepare calls of `signature`, which is settled."""
 
 
 class BoundTensors(BoundCall):
-    """Computes calls by torch functions. The base of backends that need no memory layout worked out."""
+    """Computes calls by torch functions: the base for backends that prepare no memory layout."""
 
     def __init__(self, signature: CallSignature) -> None:
         self._signature = signature

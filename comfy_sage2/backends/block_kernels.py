@@ -1,10 +1,10 @@
 """What sparse attention needs beside the attention: scores and outputs of key blocks, lists of them, and the tail.
 
-What kernels compute takes the kernel module that `module_for` gives for the device. Without a module it is the same in
-plain PyTorch, by `reference`. Kernels have means of tokens in bfloat16 and all sums in float32. They read q, k and v in
-place where attention kernels can; else these are copied.
+Functions with a `module` run the kernels of the module that `module_for` returns for the device; if it is None,
+`reference` computes the same in plain PyTorch. The kernels round means of tokens to bfloat16 and sum in float32. They
+read q, k and v in place where attention kernels can, else from copies.
 
-All tensors are heads-first, those of a call that was checked, and nothing waits for the device. A module raises
+All tensors are heads-first and belong to a call that was checked; nothing waits for the device. A module raises
 ValueError for tensors that it cannot read, and RuntimeError for a failure of the driver.
 """
 
@@ -28,11 +28,11 @@ from .kernels import KERNELS, KernelBackend
 from .module_plan import ELEMENT_CODES
 from .readable import ALIGNMENT, is_readable, readable
 
-_PLANS = 64  # of each kind, as many calls' sizes
+_PLANS = 64  # cached plans of each kind, one for each size of a call
 
 
 def module_for(device: torch.device) -> ModuleType | None:
-    """The kernel module for a device, if there is one that passed its self-test."""
+    """The kernel module for a device, or None if there is none or it did not pass its self-test."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     kernels = _kernels_of(torch.cuda.get_device_capability(device))
@@ -52,7 +52,7 @@ def _kernels_of(capability: tuple[int, int]) -> KernelBackend | None:
 def block_scores(
     module: ModuleType | None, q: torch.Tensor, k: torch.Tensor, scale: float, *, block_means: bool = False
 ) -> torch.Tensor:
-    """log2 of the share of its queries' probability that each key block is estimated to hold.
+    """An estimate, as log2, of the share of its queries' probability that each key block holds.
 
     See `reference.block_scores.block_scores`; block_means is for calls with a tail. Returns (B, Hq, Tq, Tk) float32,
     contiguous.
@@ -81,14 +81,14 @@ def block_lists(
     always: torch.Tensor | None = None,
     dense: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`BlockMask.lists` of scores, by a threshold or else a count.
+    """Make `BlockMask.lists` from scores, by a threshold or else by a count.
 
     Args:
         scores: (B, Hq, Tq, Tk) float32.
         threshold: (B, Hq) float32: a block is active unless its score is at most this; NaN is active.
-        count: the active blocks of each block of queries: those of the highest scores. NaN is the highest; of equal
-            scores the lower block is taken.
-        always: bool (Tk,): key blocks that are active for every block of queries, beside those.
+        count: how many blocks are active for each block of queries: those of the highest scores. NaN is the highest; of
+            equal scores the block of the lower number wins.
+        always: bool (Tk,): further key blocks, which are active for every block of queries.
         dense: bool (Tq,): blocks of queries with all key blocks active.
     """
     if module is None:
@@ -111,9 +111,9 @@ def block_lists(
 def block_outputs(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, bias: torch.Tensor | None
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """What some rows get from each key block alone, in one entry of a batch.
+    """The outputs of some rows for each key block alone, in one entry of a batch.
 
-    By torch's flash attention where it can, for which each block is an entry of a batch; else head by head in float32.
+    By torch's flash attention where it can, with each block as a batch entry; else head by head in float32.
 
     Args:
         q: rows of each head, (R, Hq, D); k, v: (Hkv, N, D).
@@ -136,7 +136,7 @@ def block_outputs(
 
 
 def reads_by_flash(x: torch.Tensor) -> bool:
-    """Whether torch's flash attention reads x (…, Hkv, N, D) in place, and so do the kernels."""
+    """Whether torch's flash attention, and so our kernels too, can read x (…, Hkv, N, D) in place."""
     return _is_for_flash(TensorForm.of(x)) and x.data_ptr() % ALIGNMENT == 0 and not x.is_neg()
 
 
@@ -151,7 +151,7 @@ def _is_for_flash(form: TensorForm) -> bool:
 def outputs_by_flash(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output and the LSE of rows from each block of k and v, which are all of one size, as `block_outputs`."""
+    """The output and the LSE of rows for each block of k and v, all of one size, as in `block_outputs`."""
     tokens = min(k.shape[1], BLOCK_TOKENS)
     k, v = (x.unflatten(1, (-1, tokens)).transpose(0, 1) for x in (k, v))
     rows = q.transpose(0, 1).expand(len(k), -1, -1, -1)
@@ -193,7 +193,7 @@ def lists_of_bits(module: ModuleType, bits: torch.Tensor) -> torch.Tensor:
 def _lists(
     module: ModuleType, sizes: Sequence[int], like: torch.Tensor, count: int = 0, **tensors: torch.Tensor | None
 ) -> None:
-    """sizes: of the batch, the heads, the blocks of queries and of keys."""
+    """sizes: the numbers of batch entries, heads, blocks of queries and blocks of keys."""
     names = ("batch", "heads", "query_blocks", "key_blocks")
     module.block_lists(
         **dict(zip(names, sizes, strict=True)),
@@ -216,8 +216,8 @@ def add_tail_(
 ) -> None:
     """Correct the output and the LSE of a call for what its block lists left out, in place.
 
-    See `reference.pooled_tail.add_pooled_tail_`. lse: (B, Hq, Nq) float32, contiguous. A call with other masks has no
-    use for a tail, which knows nothing of them.
+    See `reference.pooled_tail.add_pooled_tail_`. lse: (B, Hq, Nq) float32, contiguous. Not for calls with other masks,
+    which the tail would ignore.
     """
     if module is None or not is_readable(TensorForm.of(out)):
         add_pooled_tail_(q, k, v, out, lse, BlockMask(lists).to_dense(), scale=scale)
@@ -261,7 +261,7 @@ def _call_fields(q: TensorForm, k: TensorForm, scale: float) -> dict[str, Any]:
 
 
 def _run(plan: Any, *tensors: torch.Tensor) -> None:
-    """Enqueue `plan` on its tensors, in the order of its arguments, with scratch memory behind them."""
+    """Enqueue `plan` on its tensors, in the order of its arguments, followed by scratch memory."""
     device = tensors[0].device
     workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device)
     plan.run(*(tensor.data_ptr() for tensor in (*tensors, workspace)), current_stream(device))

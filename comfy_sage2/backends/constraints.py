@@ -18,7 +18,7 @@ _EXACT_OR_OWN = "use mode exact or ComfyUI's own attention"
 
 
 def on_cuda(signature: CallSignature) -> str | None:
-    if signature.device.type == "cuda" and torch.version.hip is not None:  # which calls its devices "cuda" too
+    if signature.device.type == "cuda" and torch.version.hip is not None:  # ROCm calls its devices "cuda" too
         build = f"this torch is built for ROCm {torch.version.hip}"
         return f"[SA-103] the kernels are for NVIDIA GPUs, and {build}: {_OWN_OR_KITCHEN}"
     if signature.device.type == "cuda":
@@ -36,11 +36,11 @@ def precise(signature: CallSignature) -> str | None:
 
 
 def requires(holds: Callable[[CallSignature], bool], reason: str) -> Constraint:
-    """`holds` is true of the call. `reason` says why another one is refused; "{call.…}" in it is what that call has."""
+    """`holds` must be true of the call. `reason` says why a call is refused; "{call.…}" in it quotes that call."""
     return lambda call: None if holds(call) else reason.format(call=call)
 
 
-ON_GPU = requires(  # of AMD's too
+ON_GPU = requires(  # AMD's included
     lambda call: call.device.type == "cuda",
     "[SA-103] a GPU with CUDA or ROCm is needed here, and the tensors are on {call.device.type}",
 )
@@ -66,8 +66,8 @@ EQUAL_HEADS = requires(
     "[SA-206] it takes q and k of equally many heads, got {call.q_heads} and {call.kv_heads}",
 )
 
-# Why a GPU has no kernels here and what to use on it, by compute capability or its major number; the first and the last
-# of these numbers stand for those beyond them too.
+# Why a GPU has no kernels here and what to use on it, by compute capability or its major number. _FIRST stands for all
+# lower major numbers too, _LAST for all higher ones.
 _FIRST, _LAST = 7, 13
 _WITHOUT_KERNELS: dict[tuple[int, int] | int, str] = {
     (7, 5): f"Turing lacks instructions that all of them use (cp.async, bf16): {_OWN_OR_KITCHEN}",
@@ -89,7 +89,7 @@ def capability_is(*supported: tuple[int, int]) -> Constraint:
         capability = "{}.{}".format(*signature.capability)
         major = min(max(signature.capability[0], _FIRST), _LAST)
         reason = _WITHOUT_KERNELS.get(signature.capability) or _WITHOUT_KERNELS.get(major)
-        if reason is not None:  # in the same words for every kernel module, so that a list of reasons has them once
+        if reason is not None:  # the same text for every kernel module, so that a list of reasons has it once
             return f"[SA-103] there are no kernels for compute capability {capability}: {reason}"
         return f"[SA-103] these kernels need compute capability {names}, got {capability}"
 
@@ -100,7 +100,7 @@ def capability_from(*least: int) -> Constraint:
     """The compute capability of an NVIDIA GPU is `least` or higher."""
 
     def check(signature: CallSignature) -> str | None:
-        if torch.version.hip is not None:  # which numbers its GPUs in another way
+        if torch.version.hip is not None:  # ROCm numbers its GPUs differently
             return None
         if signature.capability is not None and signature.capability >= least:
             return None
@@ -121,5 +121,5 @@ def option_is(name: str, *supported: object) -> Constraint:
 
 
 def dense(*modes: str) -> tuple[Constraint, ...]:
-    """Calls in these modes without a block mask."""
+    """Constraints to calls in these modes without a block mask."""
     return option_is("mode", *modes), LENGTH, DENSE

@@ -1,7 +1,7 @@
 """Torch's exact attentions as backends of mode "exact". They round in 16 bits as ComfyUI's attention does.
 
-They are called as operators of their own: `torch.nn.attention.sdpa_kernel` sets flags of the whole process, and
-ComfyUI drives each GPU from its own thread.
+They call torch's operators directly: `torch.nn.attention.sdpa_kernel` sets flags of the whole process, but ComfyUI
+drives each GPU from its own thread.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from . import constraints as rules
 from .base import Backend, BoundCall, Constraint, Result, empty_output, flag_nonfinite
 from .readable import ALIGNMENT, is_readable, readable
 
-_BIAS_MULTIPLE = 16  # elements: a row of a mask begins at a multiple of them
+_BIAS_MULTIPLE = 16  # elements: each row of a mask starts at a multiple of this
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-# q, k, v padded to what the operator reads, the mask as an additive bias or None, and the signature -> what it returns:
-# the output, the LSE (at least as many rows as q, if the options ask for it), and other things.
+# Takes q, k, v padded to what the operator reads, the mask as an additive bias or None, and the signature. Returns the
+# output, the LSE (of at least as many rows as q, if the options ask for it), and other things.
 Operator = Callable[[Inputs, torch.Tensor | None, CallSignature], Any]
 
 
@@ -56,7 +56,7 @@ class ExactCall(BoundCall):
     takes_reshaped = True
 
     def __init__(self, signature: CallSignature, operator: Operator) -> None:
-        # With the scale of its head_dim: the operators would take that of the padded one.
+        # Set the scale: the operators would derive it from the padded head_dim.
         self._signature = signature._replace(options=replace(signature.options, scale=signature.scale))
         self._operator = operator
         self._is_bhnd = signature.layout == "BHND"
@@ -82,7 +82,7 @@ class ExactCall(BoundCall):
     def _compute(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output (B, H, N, D) and LSE, of tensors of any shape (`run_reshaped`): each view is one step, not two."""
+        """Output (B, H, N, D) and LSE, of tensors of any shape (`run_reshaped`); each view takes one step, not two."""
         are_readable = self._are_readable and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT == 0
         q_view, k_view, v_view = self._views
         q, k, v = q.as_strided(*q_view), k.as_strided(*k_view), v.as_strided(*v_view)
@@ -93,26 +93,26 @@ class ExactCall(BoundCall):
         results = self._operator((q, k, v), bias, self._signature)
         out: torch.Tensor = results[0]
         if out.stride() == self._out_stride and mask is None and not self._has_lse and optional.nonfinite is None:
-            return out, None  # of nearly all calls
+            return out, None  # nearly all calls end here
         return self._finished(out, results[1], mask, optional.nonfinite)
 
     def _finished(
         self, out: torch.Tensor, lse: torch.Tensor, mask: torch.Tensor | None, nonfinite: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         out = out[..., : self._signature.head_dim]
-        of_rows: torch.Tensor | None = None
+        row_lse: torch.Tensor | None = None
         if self._has_lse:
-            of_rows = lse.reshape(*self._out_shape[:2], -1)[..., : self._signature.q_length].contiguous()
+            row_lse = lse.reshape(*self._out_shape[:2], -1)[..., : self._signature.q_length].contiguous()
         if mask is not None:
             closed = closed_rows(mask)
             out.masked_fill_(closed[..., None], 0.0)
-            if of_rows is not None:
-                of_rows.masked_fill_(closed, -math.inf)
+            if row_lse is not None:
+                row_lse.masked_fill_(closed, -math.inf)
         if not (out if self._is_bhnd else out.transpose(1, 2)).is_contiguous():
             out = empty_output(out, self._signature.layout).copy_(out)
         if nonfinite is not None:
             flag_nonfinite(out, nonfinite)
-        return out, of_rows
+        return out, row_lse
 
 
 def _bias(mask: torch.Tensor, dtype: torch.dtype, kv_length: int) -> torch.Tensor:
@@ -181,7 +181,7 @@ def _cudnn_availability() -> str | None:
 
 _AMPERE = rules.capability_from(8, 0)
 
-# In the order that suits most GPUs before anything is measured.
+# The order until a GPU is measured; it suits most GPUs.
 EXACT_ATTENTIONS = (
     ExactAttention(
         "torch-cudnn",
@@ -193,7 +193,7 @@ EXACT_ATTENTIONS = (
             lambda call: call.head_dim <= 128,
             "[SA-206] it takes a head_dim of at most 128, got {call.head_dim}",
         ),
-        rules.requires(  # cuDNN has no graph for a single one
+        rules.requires(  # cuDNN has no graph for a single query or key
             lambda call: min(call.q_length, call.kv_length) > 1,
             "[SA-206] it needs more than one query and key",
         ),

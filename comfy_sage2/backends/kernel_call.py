@@ -1,7 +1,7 @@
 """Calls of one signature by a kernel module: the memory for output, LSE and scratch, and copies of inputs.
 
-The launches are planned when the signature is bound, for tensors that lie in memory as it says. A tensor that kernels
-cannot read in place, by its strides or its address, is copied; each set of copied tensors has launches of its own.
+Binding a signature plans the launches, for tensors with the signature's strides. A tensor that the kernels cannot read
+in place, because of its strides or its address, is copied; each set of copied tensors has its own launches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from .launches import Launches
 from .module_plan import ATTENTION, PREQUANTIZATION, Fields, Strides, Views
 from .readable import ALIGNMENT, is_readable, padded_channels, readable, readable_copy
 
-# Mask elements below half of float32's lowest number in units of log2 are cut to it; as natural logarithms:
+# The kernels clamp mask elements, in units of log2, to half of float32's lowest number, which these dtypes can reach.
+# _LOWEST_LSE is that limit as a natural logarithm.
 _MASKS_BEYOND_LOG2 = (torch.bfloat16, torch.float32)
 _LOWEST_LSE = 0.49999 * math.log(2) * torch.finfo(torch.float32).min
 
@@ -36,7 +37,7 @@ class KernelCall(BoundCall):
         self.out_shape = (*sizes, padded_channels(head_dim))
         lse_shape = (signature.batch, signature.q_heads, signature.q_length)
         self._lse_shape = lse_shape if signature.options.return_lse else None
-        # By which of q, k and v are copied.
+        # The keys say which of q, k and v are copied.
         self._launches: dict[tuple[bool, ...], Launches] = {}
         self._slices: dict[Hashable, Launches] = {}
         self.takes_reshaped = self._lse_shape is None and not any(self._unreadable) and self.out_shape[3] == head_dim
@@ -48,7 +49,7 @@ class KernelCall(BoundCall):
         return launches.workspace_bytes, launches.released_bytes
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
-        """As `BoundCall.run`; ValueError from a module that refuses the call after all."""
+        """As `BoundCall.run`; ValueError if the module refuses the call after all."""
         launches, q, k, v = self._readable(q, k, v)
         out = q.new_empty(self.out_shape)
         lse = self.empty_lse(q)
@@ -79,7 +80,7 @@ class KernelCall(BoundCall):
     def prequantize(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS
     ) -> Prequantized | None:
-        """As `BoundCall.prequantize`; None for a call that takes less memory in parts, the last of which reads last."""
+        """As `BoundCall.prequantize`; None if the call takes less memory in parts, which read q, k and v to the end."""
         in_parts, q, k, v = self._readable(q, k, v)
         if in_parts.released_bytes > in_parts.workspace_bytes:
             return None
@@ -100,13 +101,13 @@ class KernelCall(BoundCall):
         return self._launches[self._unreadable].whole
 
     def launches_of_slice(self, first: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Launches:
-        """Those that quantize the slice from token `first` on. ValueError where the module takes no such slices."""
+        """The launches that quantize the slice starting at token `first`. ValueError if the module takes no slices."""
         layout = self.signature.layout
         key = first, q.shape, q.stride(), k.stride(), v.stride()
         launches = self._slices.get(key)
         if launches is None:
-            of_q, of_k, of_v = (_bhnd(tensor.stride(), layout) for tensor in (q, k, v))
-            views = Views(of_q, of_k, of_v, _contiguous(self.out_shape, layout))
+            q_strides, k_strides, v_strides = (_bhnd(tensor.stride(), layout) for tensor in (q, k, v))
+            views = Views(q_strides, k_strides, v_strides, _contiguous(self.out_shape, layout))
             fields: Fields = {"first_token": first, "slice_tokens": q.shape[layout.index("N")]}
             launches = self._slices[key] = Launches(self._module, self.signature, views, sys.maxsize, fields)
         return launches
@@ -114,11 +115,11 @@ class KernelCall(BoundCall):
     def _readable(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[Launches, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The launches for these tensors, and what the kernels read: the tensors or copies."""
+        """The launches for these tensors, and the tensors or copies that the kernels read."""
         copied = self._unreadable
         if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT:
             tensors = zip(copied, (q, k, v), strict=True)
-            copied = tuple(known or tensor.data_ptr() % ALIGNMENT != 0 for known, tensor in tensors)
+            copied = tuple(copies or tensor.data_ptr() % ALIGNMENT != 0 for copies, tensor in tensors)
         launches = self._launches.get(copied)
         if launches is None:
             launches = self._launches[copied] = self._make(copied)
@@ -160,7 +161,7 @@ class KernelCall(BoundCall):
 
 @dataclass(frozen=True, slots=True)
 class Prequantized:
-    """A call whose q, k and v are quantized in its workspace; calling it ends it. qkv: those that this still reads."""
+    """A call with quantized q, k and v in its workspace. Calling it finishes it. qkv: the tensors it still reads."""
 
     call: KernelCall
     launches: Launches
@@ -177,7 +178,7 @@ class Prequantized:
 
 
 class KernelSlices(Slices):
-    """A call whose workspace is there from the first slice on."""
+    """A call in slices; the first one allocates the workspace."""
 
     def __init__(self, call: KernelCall, optional: OptionalTensors) -> None:
         self._call, self._optional = call, optional
@@ -201,7 +202,7 @@ class KernelSlices(Slices):
 
 
 def cut_lse(lse: torch.Tensor, mask_dtype: torch.dtype) -> None:
-    """Give rows that attend to the lowest numbers of a mask alone their LSE: kernels cut it in units of log2."""
+    """Correct the LSE of rows that attend only to the lowest numbers of a mask, which the kernels clamp."""
     cut = lse.le(_LOWEST_LSE).logical_and_(lse.ne(-torch.inf))
     lse.masked_fill_(cut, torch.finfo(mask_dtype).min)
 
@@ -217,7 +218,7 @@ def _contiguous(shape: Sequence[int], layout: str) -> Strides:
 
 
 def broadcast_strides(form: TensorForm) -> tuple[int, int, int, int]:
-    """The strides of a mask or of the lists of a block mask as 4-D, 0 where they broadcast."""
+    """The 4-D strides of a mask or of the lists of a block mask, 0 where they broadcast."""
     missing = 4 - len(form.shape)
     steps = (0 if size == 1 else step for size, step in zip(form.shape, form.stride, strict=True))
     first, second, third, fourth = (0,) * missing + tuple(steps)

@@ -1,4 +1,4 @@
-"""The compiled kernels: one backend for each kernel module, which says itself what it can do."""
+"""The compiled kernels: one backend for each kernel module. The module itself says what it can do."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .constraints import LENGTH, capability_is, on_cuda, option_is, precise
 from .kernel_call import KernelCall
 from .self_test_calls import Variant
 
-# Where nobody measured what lists cost: the mma.sync kernels only follow links, and making the lists takes some time.
+# Not measured: lists cost the mma.sync kernels little, which only follow links, but making the lists takes some time.
 _LEAST_SKIPPED = {"8b": 0.05, "4b": 0.05, "precise": 0.05}
-# Measured on an H100: list-times in docs/results/README.md. The kernels of "precise" with lists are slower ones.
+# Measured on an H100: list-times in docs/results/README.md. In "precise" the kernels for lists are slower ones.
 _LEAST_SKIPPED_ON_HOPPER = {"8b": 0.08, "4b": 0.08, "precise": 0.15}
 
 
@@ -48,7 +48,7 @@ class KernelBackend(Backend):
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """Each mode of the module with what it has for P V; KernelUnavailable without a module."""
+        """Each mode of the module with each of its products of P and V; KernelUnavailable without a module."""
         module = loader.load(self.name)
         return _variants(tuple(module.modes), tuple(module.pv_formats), tuple(module.pv_accumulators))
 
@@ -70,7 +70,7 @@ class KernelBackend(Backend):
         )
 
     def reason_of_module(self, signature: CallSignature) -> str | None:
-        """Why the module has no kernel for such a call, whatever the GPU, or None; KernelUnavailable without one."""
+        """Why the module has no kernel for such a call, on any GPU, or None; KernelUnavailable without a module."""
         module = loader.load(self.name)
         reason = option_is("mode", *module.modes)(signature)
         return reason or _reason_against_product(signature, _products(module, signature.options.mode))
@@ -82,13 +82,13 @@ class KernelBackend(Backend):
         return reason or self_test.failed_formats(self.name, index).get(signature.options.pv)
 
     def settled(self, signature: CallSignature) -> CallSignature:
-        """With the best suiting product of the module that the self-test did not refuse."""
+        """With the module's best matching product of P and V that the self-test did not refuse."""
         module, mode = loader.load(self.name), signature.options.mode
         failed = self_test.failed_formats(self.name, signature.device.index)
         products = [product for product in _products(module, mode) if product[1] not in failed]
         measured = choices_of(signature.device).pv_format(mode)
         products.sort(key=lambda product: product[1] != measured)
-        accumulator, pv = _suiting(signature, products)[0]
+        accumulator, pv = _matching(signature, products)[0]
         return signature._replace(options=replace(signature.options, pv_accumulator=accumulator, pv=pv))
 
     def bind(self, signature: CallSignature) -> BoundCall:
@@ -109,7 +109,7 @@ Product = tuple[str, str]
 
 
 def _products(module: ModuleType, mode: str) -> tuple[Product, ...]:
-    """What `module` has for P V in `mode`; first the format for "auto" where none was measured to be better."""
+    """The products of P and V that `module` has in `mode`; "auto" takes the first unless a better one was measured."""
     return _products_of(tuple(module.pv_formats), tuple(module.pv_accumulators), mode)
 
 
@@ -124,30 +124,30 @@ def _products_of(formats: tuple[str, ...], accumulators: tuple[str, ...], mode: 
 
 @cache
 def _variants(modes: tuple[str, ...], formats: tuple[str, ...], accumulators: tuple[str, ...]) -> tuple[Variant, ...]:
-    """Cached, as each call with key blocks asks for them."""
+    """Cached, because each call with key blocks asks for them."""
     return tuple(Variant(mode, *product) for mode in modes for product in _products_of(formats, accumulators, mode))
 
 
-def _suiting(signature: CallSignature, products: Sequence[Product]) -> Sequence[Product]:
-    """Those of `products` that are what `signature` asks for, the best first."""
+def _matching(signature: CallSignature, products: Sequence[Product]) -> Sequence[Product]:
+    """Those of `products` that match the options of `signature`, the best first."""
     options = signature.options
-    suiting = [product for product in products if options.pv in (AUTO, product[1])]
-    if options.pv_accumulator == AUTO and suiting:  # the best format decides, the accumulator only where it has both
-        suiting = [product for product in suiting if product[1] == suiting[0][1]]
-        if len(suiting) == 1:
-            return suiting
+    matching = [product for product in products if options.pv in (AUTO, product[1])]
+    if options.pv_accumulator == AUTO and matching:  # take the best format, then one of its accumulators
+        matching = [product for product in matching if product[1] == matching[0][1]]
+        if len(matching) == 1:
+            return matching
         options = resolved(options, signature.device, signature.dtype, signature.head_dim)
-    return [product for product in suiting if product[0] == options.pv_accumulator]
+    return [product for product in matching if product[0] == options.pv_accumulator]
 
 
 def _reason_against_product(signature: CallSignature, products: Sequence[Product]) -> str | None:
-    if _suiting(signature, products):
+    if _matching(signature, products):
         return None
     formats = dict.fromkeys(pv for _, pv in products)
     if signature.options.pv not in (AUTO, *formats):
         return option_is("pv", AUTO, *formats)(signature)
-    named = (accumulator for accumulator, pv in products if signature.options.pv in (AUTO, pv))
-    return option_is("pv_accumulator", *dict.fromkeys(named))(signature)
+    accumulators = (accumulator for accumulator, pv in products if signature.options.pv in (AUTO, pv))
+    return option_is("pv_accumulator", *dict.fromkeys(accumulators))(signature)
 
 
 class _Untested(BoundCall):
@@ -178,8 +178,8 @@ class _Untested(BoundCall):
         return self._call
 
 
-# In order of preference. sm90: wgmma, "4b" carries INT4 values through the int8 product. The others: mma.sync; sm120
-# and sm80 are compiled and their numerics compared with the reference on another GPU, neither was run on its own.
+# In order of preference. sm90 uses wgmma, and its "4b" carries INT4 values through the int8 product. The others use
+# mma.sync. sm120 and sm80 were compared with the reference on another GPU; neither has run on its own GPU.
 KERNELS = (
     KernelBackend("sm90", ((9, 0),), least_skipped=_LEAST_SKIPPED_ON_HOPPER),
     KernelBackend("sm89", ((8, 9),)),

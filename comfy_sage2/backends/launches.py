@@ -1,7 +1,7 @@
-"""The launches of a kernel call: a plan of the module for each part of it.
+"""The launches of a kernel call: one plan of the module for each part of the call.
 
-A part of a call is some entries of its batch, or some heads of k and v with those of q that read them. All parts use
-the same scratch memory, one after the other: the more parts, the less of it.
+A part is some batch entries, or some heads of k and v with the heads of q that read them. The parts run one after the
+other and share scratch memory: the more parts, the less of it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from ..call.tensors import OptionalTensors
 from ..system.stream import current_stream
 from .module_plan import WHOLE_CALL, Fields, Views, plan_fields
 
-# Scratch memory of a call, where single heads need no more: so many bytes, or this share of the output if that is more.
+# The most scratch memory of a call, unless a single head needs more: bytes, or a share of the output if that is larger.
 # With torch's rounding, the peak is at most 64 MiB above the output, or 1.12 times as much.
 _BOUND, _BOUND_SHARE = 63 << 20, 1 / 9
-# Short calls, of which a part costs the most time, may take more: guidance pairs of pictures are one part then.
+# Short calls, which lose the most time by parts, may take more: the guidance pair of an image is then one part.
 _SHORT_TOKENS, _SHORT_BOUND = 8192, 95 << 20
-_CORRECTION = 256 << 20  # of smooth Q, in 4b: kDeltaBytes of csrc/common/launch_builder.h
-# What it costs to prepare a part, in keys that a query attends to meanwhile: 20 us on an H200.
+_CORRECTION = 256 << 20  # for the correction of smooth Q in 4b: kDeltaBytes of csrc/common/launch_builder.h
+# The time to prepare a part, 20 us on an H200, as the number of keys that a query attends to in that time.
 _PART_KEYS = 2048
-_TOLERANCE = 1.01  # of time, for fewer parts: each one's last blocks leave a part of the GPU idle
-# In causal order, of the time of a whole row of keys: how long the last blocks of a part leave the GPU to few.
+_TOLERANCE = 1.01  # fewer parts may take 1 % more time, as each part's last blocks leave some of the GPU idle
+# In causal order: how long the last blocks of a part leave most of the GPU idle, relative to a whole row of keys.
 _CAUSAL_TAIL = 0.45
 
 
 class Part(NamedTuple):
-    """A part of a call: its plan (docs/dev/kernels.md), which several threads may run, and the bytes from the beginning
-    of each operand to that of the part, in the order of `Plan.run`.
+    """A part of a call: its plan (docs/dev/kernels.md), which several threads may run, and the part's offset in bytes
+    within each operand, in the order of `Plan.run`.
     """
 
     plan: Any
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 class Launches:
-    """The launches of calls whose tensors lie in memory as `views` say; ValueError if `module` cannot run them."""
+    """The launches of calls whose tensors have the strides of `views`; ValueError if `module` cannot run them."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Launches:
         bound: int | None = None,
         further: Fields | None = None,
     ) -> None:
-        """bound: of `workspace_bytes`, where single heads need no more. further: fields of the plans."""
+        """bound: the most `workspace_bytes`, unless a single head needs more. further: more fields of the plans."""
         self._module, self._signature, self._views = module, signature, views
         bound = workspace_bound(signature) if bound is None else bound
         self.parts = parts_of(module, signature, views, bound, further)
@@ -73,11 +73,11 @@ class Launches:
 
     @cached_property
     def released_bytes(self) -> int:
-        """Beside q, k, v and the output at the peak of a call that lets go of q, k and v; may be less than nothing."""
+        """Peak bytes beside q, k, v and the output, of a call that releases q, k and v; may be negative."""
         call, reads = self._signature, self.whole.parts[0].plan.attention_reads
         forms = {"q": call.q, "k": call.k, "v": call.v}
-        let_go = sum(form.nbytes for name, form in forms.items() if name not in reads)
-        return self.whole.workspace_bytes - min(call.q.nbytes, let_go)  # the output is as large as q
+        released = sum(form.nbytes for name, form in forms.items() if name not in reads)
+        return self.whole.workspace_bytes - min(call.q.nbytes, released)  # the output is as large as q
 
     def with_workspace(self, q: torch.Tensor) -> tuple[Launches, torch.Tensor]:
         """These launches, or smaller parts, with scratch memory on q's device; OutOfMemoryError without room."""
@@ -122,7 +122,7 @@ class Launches:
 
 
 def has_room(device: torch.device, size: int) -> bool:
-    """Whether torch can allocate so many bytes without a need to take others' memory; True where none can be asked."""
+    """Whether free memory or torch's own cache has room for `size` bytes; True if the device cannot be asked."""
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return True
     free = torch.cuda.mem_get_info(device)[0]
@@ -130,7 +130,7 @@ def has_room(device: torch.device, size: int) -> bool:
 
 
 def workspace_bound(signature: CallSignature) -> int:
-    """The scratch memory in bytes that a call may take where its parts can do with it."""
+    """The bytes of scratch memory that a call may take, unless a single head needs more."""
     is_short = max(signature.q_length, signature.kv_length) < _SHORT_TOKENS
     bound = max(_SHORT_BOUND if is_short else _BOUND, int(signature.q.nbytes * _BOUND_SHARE))
     return bound + _CORRECTION if signature.options.mode == "4b" else bound
@@ -142,10 +142,10 @@ def parts_of(
     """The parts of a call by `module`: the fastest with at most `bound` bytes of workspace, else the smallest.
 
     Blocks of queries run in waves over the GPU, and a part whose last wave is not full takes as long as if it were. In
-    causal order blocks take half of the time on average, and their waves have no common end (E151, E156). Of sizes that
-    are as fast the largest is taken. Results do not depend on the split, except with block masks: a part
-    whose lists leave out nothing may take the dense kernel of sm90, whose last bits differ. Where an entry of the batch
-    has to be divided each part has one entry, since the LSE's heads lie one after another.
+    causal order blocks take half of the time on average, and their waves have no common end (E151, E156). Of equally
+    fast sizes the largest is taken. Results do not depend on the split, except with block masks: a part whose lists
+    leave out nothing may take the dense kernel of sm90, whose last bits differ. If a batch entry must be divided, each
+    part has one entry, since the LSE's heads lie one after another.
     """
 
     @cache
@@ -184,7 +184,7 @@ def parts_of(
 
 
 def _offsets(signature: CallSignature, views: Views, entry: int, kv_head: int) -> tuple[int, ...]:
-    """`Part.offsets` of the part from this entry of the batch and this head of k and v on."""
+    """`Part.offsets` of the part that starts at this batch entry and this head of k and v."""
     head = kv_head * (signature.q_heads // signature.kv_heads)
     size, mask_dtype = signature.dtype.itemsize, signature.mask_dtype
 
@@ -199,18 +199,18 @@ def _offsets(signature: CallSignature, views: Views, entry: int, kv_head: int) -
 
 
 def _sizes(count: int) -> list[int]:
-    """The sizes of parts of `count` that are about equal, from the largest."""
+    """The sizes of about equal parts of `count`, the largest first."""
     return sorted({math.ceil(count / parts) for parts in range(1, count + 1)}, reverse=True)
 
 
 def _query_rows(module: ModuleType, signature: CallSignature) -> int:
-    """Of a block of queries of the attention kernel: kBlockM of csrc/sm90/kernel_traits.h, kQueryBlock of csrc/sm80."""
+    """The queries in a block of attention: kBlockM of csrc/sm90/kernel_traits.h, kQueryBlock of csrc/sm80."""
     three_warpgroups = module.architecture == "sm90" and signature.options.mode == "precise"
     return 192 if three_warpgroups and signature.head_dim <= 128 and signature.block_mask is None else 128
 
 
 def _blocks_of_multiprocessor(module: ModuleType, signature: CallSignature) -> int:
-    """How many run at a time: one of csrc/sm90, of csrc/sm80 min_blocks_per_sm of attention.cu."""
+    """How many blocks run at a time: one in csrc/sm90, min_blocks_per_sm of attention.cu in csrc/sm80."""
     return 1 if module.architecture == "sm90" or signature.head_dim > 128 else 2 if signature.head_dim > 64 else 3
 
 

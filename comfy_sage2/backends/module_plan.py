@@ -1,4 +1,4 @@
-"""What a kernel module is told of a call to plan it: the fields of csrc/attention_call.h."""
+"""The fields of a call that a kernel module needs for a plan: those of csrc/attention_call.h."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Fields = dict[str, int | float]
 
 _AXES = ("batch", "head", "token")
 _MASK_AXES = ("batch", "head", "query", "key")
-# (option, its field there, the numbers of its values or ()), for the options that the kernels are told.
+# (option, its field there, the numbers of its values or ()), for the options that the kernels take.
 _OPTIONS = tuple(
     (option.name, option.metadata["argument"], option.metadata["choices"])
     for option in fields(AttentionOptions)
@@ -30,7 +30,7 @@ _OPTIONS = tuple(
 
 
 class Views(NamedTuple):
-    """How tensors lie in memory as BHND: strides, 0 where a mask or a block mask (batch, head) broadcasts."""
+    """The strides of the tensors as BHND, 0 where a mask or a block mask (batch, head) broadcasts."""
 
     q: Strides
     k: Strides
@@ -41,14 +41,14 @@ class Views(NamedTuple):
 
 
 def option_fields(options: AttentionOptions) -> dict[str, int]:
-    """The options but for the scale, as the kernels are told them."""
+    """The options without the scale, as the kernels' fields."""
     values = ((argument, choices, getattr(options, name)) for name, argument, choices in _OPTIONS)
     return {argument: choices[value] if choices else value for argument, choices, value in values}
 
 
 def plan_fields(signature: CallSignature, views: Views, batch: int, kv_heads: int) -> Fields:
-    """The keywords of the module's `plan`, for a part of a call with so many entries and heads of k and v."""
-    told: Fields = {
+    """The keywords of the module's `plan`, for a part of a call with `batch` entries and `kv_heads` k and v heads."""
+    keywords: Fields = {
         "batch": batch,
         "q_heads": kv_heads * (signature.q_heads // signature.kv_heads),
         "kv_heads": kv_heads,
@@ -62,17 +62,17 @@ def plan_fields(signature: CallSignature, views: Views, batch: int, kv_heads: in
         "has_lse": signature.options.return_lse,
     }
     if signature.options.rotate == AUTO:
-        told["rotate_by_head"] = True
+        keywords["rotate_by_head"] = True
     elif signature.options.rotate == GIVEN:
-        told["rotate_as_given"] = True
+        keywords["rotate_as_given"] = True
     if views.block_mask is not None:
-        told["block_mask_key_blocks"] = blocks_of(signature.kv_length)
-        told["block_mask_batch_stride"], told["block_mask_head_stride"] = views.block_mask
+        keywords["block_mask_key_blocks"] = blocks_of(signature.kv_length)
+        keywords["block_mask_batch_stride"], keywords["block_mask_head_stride"] = views.block_mask
     for name in ("q", "k", "v", "out"):
         for axis, stride in zip(_AXES, getattr(views, name), strict=True):
-            told[f"{name}_{axis}_stride"] = stride
+            keywords[f"{name}_{axis}_stride"] = stride
     if views.mask is not None and signature.mask_dtype is not None:
-        told["mask_element"] = ELEMENT_CODES[signature.mask_dtype]
+        keywords["mask_element"] = ELEMENT_CODES[signature.mask_dtype]
         for axis, stride in zip(_MASK_AXES, views.mask, strict=True):
-            told[f"mask_{axis}_stride"] = stride
-    return told
+            keywords[f"mask_{axis}_stride"] = stride
+    return keywords

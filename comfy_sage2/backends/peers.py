@@ -1,7 +1,7 @@
 """Quantized attentions of other packages, where they are installed: comfy-kitchen's INT8 and SageAttention.
 
-They quantize in ways of their own, so they serve a call only where its routing allows that (`Routing.peers`). A package
-is imported when the first such call is planned. A peer that raises is out of use in this process, and the log says so.
+They quantize in their own ways, so they serve a call only where its routing allows that (`Routing.peers`). A package is
+imported when the first such call is planned. A peer that raises is disabled in this process, and the log says so.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from .exact import closed_rows
 
 log = logging.getLogger("comfy_sage2")
 
-_OURS = Path(__file__).resolve().parents[1]  # its module of the name `sageattention` is no peer
-_OUR_VERSION = "+comfy.sage2"  # ends the version of that module
+_OURS = Path(__file__).resolve().parents[1]  # its own module `sageattention` is not a peer
+_OUR_VERSION = "+comfy.sage2"  # the suffix of that module's version
 
 # Takes q, k, v, the mask (4-D or None) and the call's signature. Another package's functions are not typed.
 Function = Callable[[Any, Any, Any, Any, CallSignature], Any]
@@ -38,7 +38,7 @@ Function = Callable[[Any, Any, Any, Any, CallSignature], Any]
 
 @dataclass(frozen=True)
 class PeerFunctions:
-    """What a package has: `attend` gives the output, `prequantize` a function that gives it without q, k, v, or None.
+    """A package's functions: `attend` returns the output; `prequantize`, if any, a function that needs no q, k and v.
 
     The tensors are in the layout of the call where that is one of `layouts`, "BHND" and "BNHD", else (B, H, N, D).
     """
@@ -49,7 +49,7 @@ class PeerFunctions:
 
 
 class Peer(Backend):
-    """The attention of another package. It takes a mode's place, whatever options that has."""
+    """The attention of another package. It replaces a mode with any of the mode's options."""
 
     accelerated = True
     is_peer = True
@@ -65,7 +65,7 @@ class Peer(Backend):
         self._lock = threading.Lock()
         self._functions: PeerFunctions | None = None
         self._failure: str | None = None
-        self.has_ended_steps = False  # a call in two steps came to its end
+        self.has_ended_steps = False  # whether any call in two steps has finished
 
     @property
     def version(self) -> str | None:
@@ -87,10 +87,10 @@ class Peer(Backend):
         return self._failure
 
     def failed(self, error: Exception) -> RuntimeError:
-        """Take this peer out of use in this process, because a call raised `error`. Returns what to raise instead."""
+        """Disable this peer in this process, because a call raised `error`. Returns the error to raise instead."""
         with self._lock:
-            if self._failure is None:  # calls that were planned before raise again
-                store.changed()  # its plans are made anew
+            if self._failure is None:  # a call that was planned before the failure may raise again
+                store.changed()  # so that the calls of its plans are planned again
                 self._fail(f"failed, and is not used until the restart: {type(error).__name__}: {error_text(error)}")
         return RuntimeError(self._failure)
 
@@ -121,7 +121,7 @@ class PeerCall(BoundCall):
             return None
         attend = self._called(self._functions.prequantize, q, k, v, optional)
         if not self._peer.has_ended_steps:
-            # What raises in the second step, without q, k and v, ends the sampling: the first call is made whole.
+            # An error in the second step, without q, k and v, would end the sampling: the first call runs both at once.
             out = self._guarded(attend)
             self._peer.has_ended_steps = True
             return lambda: self._finished(out, optional)
@@ -181,7 +181,7 @@ def _sage_attention() -> PeerFunctions:
 
     if _OURS in Path(str(sage.__file__)).resolve().parents:
         raise RuntimeError("[SA-115] Python finds this pack's module of that name, not the package")
-    writes_to_k = _sage_is_version_1()  # it subtracts the mean of k where k lies
+    writes_to_k = _sage_is_version_1()  # it subtracts the mean of k in place
 
     def attend(q: Any, k: Any, v: Any, mask: Any, call: CallSignature) -> Any:
         layout = "HND" if call.layout == "BHND" else "NHD"
@@ -225,7 +225,7 @@ PEERS = (
             lambda call: call.head_dim in (64, 128),
             "[SA-206] it takes head_dim 64 or 128, got {call.head_dim}",
         ),
-        rules.requires(  # version 1 counts the keys that are missing in the last block of 64, with a score of 0
+        rules.requires(  # version 1 counts the missing keys of the last block of 64, with a score of 0
             lambda call: call.kv_length % 64 == 0 or not _sage_is_version_1(),
             "[SA-206] its version 1 takes a multiple of 64 keys, got {call.kv_length}",
         ),

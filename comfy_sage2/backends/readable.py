@@ -31,7 +31,7 @@ def padded_channels(head_dim: int) -> int:
 
 
 def readable_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy, with channels of zeros up to a multiple of CHANNEL_MULTIPLE."""
+    """A contiguous copy, padded with channels of zeros to a multiple of CHANNEL_MULTIPLE."""
     *sizes, head_dim = tensor.shape
     copy = tensor.new_empty((*sizes, padded_channels(head_dim)))
     copy[..., :head_dim].copy_(tensor)
@@ -40,7 +40,7 @@ def readable_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_readable_in_place(tensor: torch.Tensor) -> bool:
-    is_plain = not tensor.is_neg()  # else its memory holds the negative values
+    is_plain = not tensor.is_neg()  # else its memory holds the negated values
     return is_plain and is_readable(TensorForm.of(tensor)) and tensor.data_ptr() % ALIGNMENT == 0
 
 

@@ -1,4 +1,4 @@
-"""The paper's algorithm, and exact attention, in plain PyTorch on any device: slow, and meant to be compared with."""
+"""The paper's algorithm, and exact attention, in plain PyTorch on any device: slow, and meant for comparisons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .constraints import option_is
 
 
 def _product(signature: CallSignature) -> str | None:
-    """Only products that kernels have: FP16 sums of whole numbers would be far off."""
+    """Only products of P and V that kernels have: FP16 sums of integers would be far off."""
     options = signature.options
     if options.mode == "precise":
         return option_is("pv", AUTO, "fp16")(signature)
@@ -40,7 +40,7 @@ class ReferenceBackend(Backend):
     constraints: tuple[Constraint, ...] = (_product,)
 
     def settled(self, signature: CallSignature) -> CallSignature:
-        """With the accumulators of the GPU, where its kernels would have them for the format."""
+        """With the GPU's accumulators, if its kernels would have them for the format."""
         options = resolved(signature.options, signature.device, signature.dtype, signature.head_dim)
         if not pv_has_accumulator(options.pv, options.pv_accumulator):
             options = replace(options, pv_accumulator="fp32")
@@ -52,7 +52,7 @@ class ReferenceBackend(Backend):
 
 class ReferenceCall(BoundTensors):
     def __init__(self, signature: CallSignature, slice_tokens: int | None = None) -> None:
-        """slice_tokens: as `ReferenceOptions` have it."""
+        """slice_tokens: as in `ReferenceOptions`."""
         super().__init__(signature)
         self._slice_tokens = slice_tokens
 
@@ -66,9 +66,9 @@ class ReferenceCall(BoundTensors):
         signature, options = self._signature, self._signature.options
         mask = mask_4d(optional.attn_mask)
         lists = None if optional.block_mask is None else BlockMask(optional.block_mask, optional.invalid_blocks)
-        live = None if lists is None else lists.to_dense()
+        active = None if lists is None else lists.to_dense()
         arguments: dict[str, Any] = {
-            "scale": signature.scale, "is_causal": options.is_causal, "attn_mask": mask, "active_blocks": live,
+            "scale": signature.scale, "is_causal": options.is_causal, "attn_mask": mask, "active_blocks": active,
         }  # fmt: skip
         if options.mode == EXACT:
             result, lse = exact_attention(q, k, v, **arguments, dtype=torch.float32)
@@ -93,7 +93,7 @@ class ReferenceCall(BoundTensors):
 
 
 class ReferenceSlices(Slices):
-    """Keeps the slices as they are: their numbers are those of the kernels, and the memory is not."""
+    """Keeps all slices: the results are those of the kernels, the memory is not."""
 
     def __init__(self, signature: CallSignature, optional: OptionalTensors) -> None:
         self._signature, self._optional = signature, optional

@@ -25,13 +25,13 @@ log = logging.getLogger("comfy_sage2")
 
 _lock = threading.RLock()
 _results: dict[tuple[str, int], TestResult] = {}
-# Modules that were asked for while a CUDA graph was captured, when nothing else can run, or without the memory for it.
+# Modules that were requested during the capture of a CUDA graph, when nothing else can run, or without enough memory.
 _postponed: set[tuple[str, int]] = set()
 
 
 @dataclass(frozen=True)
 class TestResult:
-    """Why a module must not be used on a GPU, or None; and with reasons formats of P and V that others replace."""
+    """Why a module must not be used on a GPU, or None. failed: formats of P and V not to use -> the reason."""
 
     reason: str | None
     calls: int
@@ -61,7 +61,7 @@ def reason_against(architecture: str, index: int | None, variants: Sequence[Vari
 
 
 def failed_formats(architecture: str, index: int | None) -> Mapping[str, str]:
-    """The formats of P and V that failed the test on GPU `index`, with the reason of each; none before the test."""
+    """The formats of P and V that failed the test on GPU `index`, each with its reason; none before the test."""
     if not _results:
         return {}
     result = _results.get((architecture, _device_index(index)))
@@ -90,7 +90,7 @@ def _device_index(index: int | None) -> int:
 
 
 def _tested(architecture: str, index: int, variants: Sequence[Variant]) -> TestResult | None:
-    """None without the memory for the test."""
+    """Run the test; None if there is too little memory for it."""
     started = time.perf_counter()
     # Format of P and V -> its variants; None stands for the formats that no other can replace.
     by_format: dict[str | None, list[Variant]] = {}
@@ -103,7 +103,7 @@ def _tested(architecture: str, index: int, variants: Sequence[Variant]) -> TestR
             with torch.cuda.device(index):
                 result = self_test_calls.run(loader.load(architecture), torch.device("cuda", index), of_format)
         except (RuntimeError, ValueError) as error:
-            if is_out_of_memory(error):  # tested when there is more
+            if is_out_of_memory(error):  # the test runs later
                 return None
             failed[pv] = error_text(error)
             continue

@@ -1,6 +1,6 @@
-"""Small calls whose right results are known, put to a kernel module.
+"""Small calls with known results, which test a kernel module.
 
-The right results are computed on the CPU in float32: what is wrong with a GPU or its libraries cannot spoil them too.
+The CPU computes the expected results in float32, so that a fault of the GPU or its libraries cannot affect them too.
 Inputs and outputs have gaps that hold NaN, so that a wrong stride shows in the result, and a wrong write in the gap.
 """
 
@@ -51,12 +51,12 @@ class Case:
     """One call.
 
     Attributes:
-        mask: "" for none; "queries": bool, one for each query, of which one attends to nothing; "keys": additive, the
+        mask: "" for none; "queries": bool, a row for each query, one of which attends to nothing; "keys": additive, the
             same for all queries, with the last keys masked.
-        broken: a value of V is infinite, which must be flagged.
-        lists: () for none, else of each head, or of one for all, of each block of queries: a count, then key blocks.
-            Those that are not active stand behind the count.
-        invalid: an entry of the lists is invalid, which must be left out and flagged.
+        broken: a value of V is infinite; the call must flag it.
+        lists: () for none, else for each head, or once for all, and each block of queries: a count, then key blocks.
+            Those beyond the count are not active.
+        invalid: an entry of the lists is invalid; the call must leave it out and flag it.
     """
 
     name: str
@@ -101,7 +101,7 @@ CASES = (
         replace(_WITH_LSE, is_causal=True, layout="BNHD"),
         lists=(((0, 0, 1, 2), (1, 0, 1, 2), (2, 2, 0, 1)),),
     ),
-    # Hopper has kernels for few keys, which note no LSE, and for 192 keys a step.
+    # Hopper has kernels for few keys, which write no LSE, and kernels for 192 keys a step.
     Case("head_dim 64, few keys", 2, 1, 150, 250, 64, torch.bfloat16, _UNROTATED),
     Case("head_dim 128, few keys", 2, 1, 140, 300, 128, torch.float16, replace(_UNROTATED, layout="BNHD")),
     Case("head_dim 64, key mask", 2, 1, 140, 570, 64, torch.float16, _WITH_LSE, mask="keys"),
@@ -126,7 +126,7 @@ CASES = (
 
 
 class Result(NamedTuple):
-    """How many calls of a module were compared, and in words which of them were wrong."""
+    """How many calls of a module were compared, and a text about each wrong one."""
 
     calls: int
     wrong: list[str]
@@ -141,7 +141,7 @@ class Result(NamedTuple):
 def run(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -> Result:
     """Run every case in each of `variants`, and then compare. ValueError, RuntimeError: what the module raises."""
     with torch.inference_mode(), torch.autocast("cpu", enabled=False):
-        generator = torch.Generator("cpu").manual_seed(_SEED)  # the random numbers of the process stay as they are
+        generator = torch.Generator("cpu").manual_seed(_SEED)  # leaves the random state of the process alone
         calls = [
             _Call(module, inputs, variant)
             for inputs in [_Inputs(case, generator, device) for case in CASES]
@@ -153,7 +153,7 @@ def run(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -
 
 
 def _room(shape: Sequence[int], dtype: torch.dtype, layout: str, device: str | torch.device = "cpu") -> torch.Tensor:
-    """NaN, with room for a (B, H, N, D) tensor in `layout` and a gap behind its tokens (BHND) or heads (BNHD)."""
+    """NaN, with room for a (B, H, N, D) tensor in `layout` and a gap after its tokens (BHND) or heads (BNHD)."""
     batch, heads, length, channels = shape
     rows = (length, heads + 1) if layout == "BNHD" else (heads, length + 1)
     return torch.full((batch, *rows, channels), math.nan, dtype=dtype, device=device)
@@ -170,7 +170,7 @@ def _strides(room: torch.Tensor, layout: str) -> Strides:
 
 
 class _Inputs:
-    """The tensors of a case on the device, and its right results on the CPU."""
+    """The tensors of a case on the device, and its expected results on the CPU."""
 
     def __init__(self, case: Case, generator: torch.Generator, device: torch.device) -> None:
         layout = case.options.layout
@@ -180,7 +180,7 @@ class _Inputs:
         q, k, v = (_bhnd(room, layout) for room in rooms)
         for tensor in (q, k, v):
             tensor.copy_(torch.randn(tensor.shape, generator=generator, device="cpu"))
-        # What smoothing is for.
+        # The outliers that smoothing removes.
         q[..., :2] += 3.0
         k[..., 1:3] += 6.0
         if case.broken:

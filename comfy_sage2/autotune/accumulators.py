@@ -1,8 +1,8 @@
-"""What a call takes for options that the caller leaves open: mode "auto" and pv_accumulator "auto".
+"""Decides the options that the caller leaves at "auto": the mode and pv_accumulator.
 
 GeForce GPUs add up FP8 and fp16 products in FP32 at half the rate of FP16 (NVIDIA's architecture papers of Ampere,
 Ada and Blackwell, tables of peak rates). Data-center GPUs do both at one rate, and FP32 is the paper's choice.
-INT8 products sum in INT32, which is added up in FP32: they have no such choice.
+INT8 products are summed in INT32, and these sums in FP32: there is no such choice.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..options import AUTO, EXACT, FLOAT_PV, AttentionOptions
 from .auto_mode import auto_mode
 from .store import choices_of
 
-# Compute capabilities whose GPUs for desktops and laptops are named here.
+# The compute capabilities that _GPUS tells apart.
 _CAPABILITIES = {(8, 6), (8, 9), (12, 0)}
-# What CUDA calls a GPU -> its accumulators. The first line that fits counts; where none does (L4, L40, A10): FP32.
+# A GPU's name in CUDA -> its accumulators. The first match counts; without a match (L4, L40, A10): FP32.
 _GPUS = (
     (re.compile(r"Server Edition"), "fp32"),  # RTX PRO in a data center
     (re.compile(r"\b(GeForce|NVIDIA RTX|Quadro RTX|TITAN)\b"), "fp16"),

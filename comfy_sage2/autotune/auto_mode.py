@@ -6,8 +6,8 @@ tokens (`TunedChoices.long_call`), in which throughput counts; shorter calls spe
 on quantization. Both modes are compared with the rotation of the options and their accumulators; where these are
 "auto", with the faster ones.
 
-The decision is made when a call is planned and depends on GPU, dtype, head_dim and these options alone, so that all
-calls of a sampling have the same one. "4b" is never chosen.
+The decision is made when a call is planned, and depends only on GPU, dtype, head_dim and these options, so that it is
+the same for all calls of a sampling. It is never "4b".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The times of this machine's GPUs, kept in one JSON file.
 
-The file is an object of values by key; a key names all that its value depends on, as one text. Whatever is wrong with
-the file, nothing is found in it, and the GPU is measured again.
+The file is an object of values by key; a key is one text of all that its value depends on. If anything is wrong with
+the file, it counts as empty, and the GPU is measured again.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _MOST_ENTRIES = 50  # the times of a GPU take up to 28 kB
 
 @dataclass(frozen=True)
 class CacheFile:
-    """The file at `path`; None keeps nothing. Each process sees a whole file; of two writers at once one may lose."""
+    """The file at `path`; None keeps nothing. Readers see a whole file; of two writers at once, one may lose."""
 
     path: Path | None
 
     def get(self, key: Mapping[str, str] | None) -> Mapping[str, Any] | None:
-        """The value for `key`, to be checked by the caller; None when there is none, as for no key."""
+        """The value for `key`, which the caller must check; None if there is none or `key` is None."""
         value = None if key is None else self._entries().get(_name(key))
         return value if isinstance(value, dict) else None
 
     def put(self, key: Mapping[str, str] | None, value: Mapping[str, Any]) -> None:
-        """Keep `value` for `key` and the newest of the others. A file that cannot be written stays as it is."""
+        """Store `value` for `key`; keep the newest other values. A file that cannot be written stays as it is."""
         if self.path is None or key is None:
             return
         entries = self._entries()
@@ -45,7 +45,7 @@ class CacheFile:
             log.debug("%s cannot be written: %s", self.path, error)
 
     def _entries(self) -> dict[str, Any]:
-        """The values by name of their key, the oldest first."""
+        """The values by the name of their key, the oldest first."""
         try:
             if self.path is None or not self.path.is_file():  # reading a pipe would wait for its writer
                 return {}

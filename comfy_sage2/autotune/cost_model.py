@@ -1,9 +1,9 @@
 """Derives choices from times: accumulators, and the fastest attention for a call.
 
-A GPU times some thirty calls of a few sizes with every attention that it has. For each attention, head_dim and order in
-memory a model with four terms is fitted to those times, from which the time of a call of any size follows. Two
-attentions are compared by their models, or by the times themselves where the largest timed call says enough. A
-difference that the noise could explain decides nothing: then the shipped defaults stay.
+Every attention of a GPU is timed in some thirty calls of a few sizes. For each attention, head_dim and memory order, a
+model with four terms is fitted to those times; it predicts the time of a call of any size. Two attentions are compared
+by their models, or by the times themselves where the largest timed call says enough. A difference that the noise could
+explain decides nothing: then the shipped defaults stay.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from ..options import AUTO, EXACT
 from .timings import ORDINARY, PEER, PLAIN, Candidate, ErrorsOfKinds, Times, Work
 
 _LEAST_MARGIN = 0.02
-# Another package's error may be above ours by so much: by as much errors vary from draw to draw of the inputs.
+# Another package's error may exceed ours by this factor: errors vary as much between draws of the inputs.
 _EQUAL_ERRORS = 1.05
 _NO_ATTENTION = 0.5  # an error that no working attention has: 4 bits have 0.16 on Gaussian inputs
-_FORMAT_RATIO = 1.03  # of the time of a format of P and V to that of the fastest, for a closer one
+_FORMAT_RATIO = 1.03  # a more exact format of P and V may take this times as long as the fastest one
 _BLOCK = 128  # keys
-# Queries of a tile: of torch's attentions too.
+# The queries of a tile, for torch's attentions too.
 _TILE = 128
 _TILES = {("sm90", "precise"): 192}
 
 
 class CostModel(NamedTuple):
-    """Seconds of a call: the sum of what it has of four things, times what each takes.
+    """The seconds of a call: the sum of four counts, each multiplied by the seconds of one.
 
-    These are the launch, the two products, and what touches each row of q, or of k and v, once, as quantization does.
+    The four terms are the launch, the two products, and work that touches each row of q, or of k and v, once, such as
+    quantization.
 
     parts: seconds of a launch, of a pair of a query and a key, of a query, of a key.
-    tiles: the last tiles of a call leave some multiprocessors idle, whose pairs count as if they were computed.
+    tiles: if known, idle multiprocessors in a call's last wave count as if they computed pairs.
     """
 
     parts: Sequence[float]
@@ -48,14 +49,14 @@ class CostModel(NamedTuple):
 
     @classmethod
     def fitted(cls, times: dict[Work, float], tiles: Tiles | None = None) -> CostModel:
-        """The model of the least squared relative error among those without negative parts."""
+        """The model with the least sum of squared relative errors, among those without negative parts."""
         seconds = torch.tensor(list(times.values()), dtype=torch.float64)
         terms = torch.tensor([_terms(work, tiles) for work in times], dtype=torch.float64) / seconds[:, None]
         best, least = cls((0.0, 0.0, 0.0, 0.0), tiles), math.inf
         for used in _USED:
             if len(used) > len(times):
                 continue
-            # Columns of equal size: pairs and calls differ by ten orders of magnitude.
+            # Scale the columns to equal size: pairs and calls differ by ten orders of magnitude.
             sizes = terms[:, used].norm(dim=0)
             rows = terms[:, used] / sizes
             solution = torch.linalg.lstsq(rows, torch.ones(len(times), 1, dtype=torch.float64)).solution
@@ -68,7 +69,7 @@ class CostModel(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Queries of a tile, each of which a multiprocessor computes by itself, and the number of multiprocessors."""
+    """The queries of a tile, which one multiprocessor computes by itself, and the number of multiprocessors."""
 
     queries: int
     multiprocessors: int
@@ -87,12 +88,12 @@ def _terms(work: Work, tiles: Tiles | None) -> tuple[float, float, float, float]
     return 1.0, work.pairs * keys * queries, float(work.heads * work.q_length), work.heads * work.kv_length * keys
 
 
-# The subsets of the terms that a model may have, the largest first. All have the pairs.
+# The subsets of the terms that a model may have, the largest first. All contain the pairs.
 _USED = [list(used) for count in (4, 3, 2, 1) for used in combinations(range(4), count) if 1 in used]
 
 
 class TunedChoices:
-    """What follows from `times`, of calls of `head_dims`. Answers are None where the times decide nothing."""
+    """The choices that follow from `times`, of calls of `head_dims`. A choice is None if the times decide nothing."""
 
     def __init__(self, times: Times) -> None:
         self.times = times
@@ -105,9 +106,10 @@ class TunedChoices:
         self.head_dims = sorted({head_dim for _, head_dim, _ in self._models})
 
     def seconds(self, candidate: Candidate, work: Work) -> float | None:
-        """Predicted seconds of the GPU, from the model fitted at the next larger measured head_dim.
+        """Predicted GPU seconds, by the model of the smallest timed head_dim that is not below the call's.
 
-        For what was not timed the other order in memory stands, and no smoothing of V; for calls with a mask nothing.
+        If the candidate was not timed with V's smoothing or in this memory order, its model without smoothing or in the
+        other order serves instead. Calls with a mask have no such substitute.
         """
         head_dim = self.timed_head_dim(work.head_dim)
         if head_dim is None:
@@ -134,7 +136,7 @@ class TunedChoices:
         return errors[0] if errors else None
 
     def is_no_less_exact(self, candidate: Candidate, other: Candidate, head_dim: int) -> bool:
-        """Whether its error is on no kind of inputs clearly above that of `other`; False where one is unknown."""
+        """Whether the candidate's error is clearly above that of `other` for no kind of inputs; False if unknown."""
         errors, limits = self._errors(candidate, head_dim), self._errors(other, head_dim)
         if len(errors) != len(limits):
             return False
@@ -148,7 +150,7 @@ class TunedChoices:
 
     @property
     def exact(self) -> list[Candidate]:
-        """Torch's exact attentions that were timed, ComfyUI's choice among them aside."""
+        """Torch's exact attentions that were timed, except PLAIN, which is ComfyUI's choice among them."""
         return [candidate for candidate in self._candidates if candidate.mode == EXACT and candidate.backend != PLAIN]
 
     @property
@@ -156,8 +158,8 @@ class TunedChoices:
         return [candidate for candidate in self._candidates if candidate.mode == PEER and self._attends(candidate)]
 
     def _attends(self, peer: Candidate) -> bool:
-        """Whether its outputs were finite and like attention's where they were measured."""
-        errors = [error for of in self.head_dims if (error := self.error(peer, of)) is not None]
+        """Whether the peer's measured outputs were finite and close to those of attention."""
+        errors = [error for head_dim in self.head_dims if (error := self.error(peer, head_dim)) is not None]
         return bool(errors) and max(errors) < _NO_ATTENTION
 
     def is_faster(self, candidate: Candidate, other: Candidate, work: Work) -> bool:
@@ -170,7 +172,7 @@ class TunedChoices:
         return None if seconds is None else max(seconds, self._host(candidate) or 0.0)
 
     def is_lost_on_the_host(self, candidate: Candidate, other: Candidate, work: Work) -> bool:
-        """Whether the GPU gains less by `candidate`, in place of `other`, than the host loses."""
+        """Whether `candidate`, in place of `other`, saves less time of the GPU than it costs the host."""
         seconds, limit = self.seconds(candidate, work), self.seconds(other, work)
         if seconds is None or limit is None:
             return False
@@ -202,9 +204,9 @@ class TunedChoices:
         return "fp16" if mean < 0.0 else "fp32"
 
     def pv_format(self, mode: str) -> str | None:
-        """Of the formats of P and V within 3 % of the fastest the closest to exact, in each head_dim's longest call.
+        """The most exact of the formats of P and V within 3 % of the fastest one, by each head_dim's longest call.
 
-        None where two or more are not known.
+        None unless at least two formats were timed.
         """
         times: dict[str, float] = {}
         errors: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""The choices of each GPU in this process. Nothing is measured or read here: calls ask at any moment."""
+"""The choices of each GPU in this process. This module measures and reads nothing, as calls ask at any moment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def choices_of(device: torch.device) -> TunedChoices:
 
 
 def changed() -> None:
-    """Have all plans made anew."""
+    """Invalidate all plans."""
     global generation
     generation += 1
 

@@ -13,14 +13,14 @@ import torch
 from ..call.signature import CallSignature
 from ..options import AUTO, EXACT, AttentionOptions
 
-# What ComfyUI's attention calls unless it was started with an option: torch chooses.
+# What ComfyUI calls unless an option at its start chooses another attention: torch picks one.
 PLAIN = "scaled_dot_product_attention"
-REFERENCE = "reference"  # the backend that computes what kernels would: it has errors, and is never timed
+REFERENCE = "reference"  # the backend that computes what kernels would: its errors are measured, it is never timed
 PEER = "peer"  # the mode of another package's attention, which quantizes in its own way
 ORDINARY = (False, False)  # `Work.kind` of calls without a mask, the heads of a token together in memory
 ROTATIONS = (False, True)  # the values of `Candidate.rotate`
 FEWEST_ROUNDS = 3
-# Limits for a GPU that nobody else uses. One at its power limit varies by up to 0.05 from visit to visit.
+# Limits for a GPU that no other process uses. At its power limit, times vary by up to 0.05 from visit to visit.
 _MOST_NOISE = 0.1
 _MOST_DRIFT = 1.3
 _NORMAL = 1.4826  # standard deviation / median absolute deviation of normal data
@@ -34,7 +34,7 @@ _MOST_MULTIPROCESSORS = 10000
 class Candidate:
     """A backend, or PLAIN, with the options that its time depends on; the mode is of `AttentionOptions`, or PEER.
 
-    `rotate` stands for "on", "given" and "auto", which takes at most as long. `pv` is AUTO without a choice of formats.
+    `rotate` is True for "on", "given" and "auto", which takes at most as long. `pv` is AUTO if there is no choice.
     """
 
     backend: str
@@ -46,7 +46,7 @@ class Candidate:
 
     @classmethod
     def of(cls, backend: str, options: AttentionOptions) -> Candidate:
-        """The candidate that stands for calls by `backend`. `options` are settled: they leave nothing open."""
+        """The candidate that stands for calls by `backend` with these `options`, which are settled."""
         smooth_v = options.smooth_v and options.mode != "precise"  # which does not quantize V
         rotate = options.mode != EXACT and options.rotate != "off"
         return cls(backend, options.mode, options.pv_accumulator, rotate, smooth_v, options.pv)
@@ -65,9 +65,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Work:
-    """The size of a call and what else its time depends on; `heads` of the whole batch.
+    """The size of a call and what else its time depends on; `heads` counts those of the whole batch.
 
-    heads_first: in memory the tokens of a head lie together, (B, H, N, D), else the heads of a token.
+    heads_first: the tokens of a head lie together in memory, (B, H, N, D), else the heads of a token.
     hides_keys: a mask hides keys, the same ones from all queries and heads.
     """
 
@@ -81,7 +81,7 @@ class Work:
 
     @classmethod
     def of(cls, signature: CallSignature) -> Work | None:
-        """None for block masks, float32, and masks that differ between queries or heads: their times are not known."""
+        """None for block masks, float32, and masks that differ between queries or heads, whose times are unknown."""
         mask = signature.mask_shape
         if signature.block_mask is not None or signature.dtype == torch.float32:
             return None
@@ -99,7 +99,7 @@ class Work:
 
     @property
     def kind(self) -> tuple[bool, bool]:
-        """What calls have in common that one cost model fits: their order in memory, and the mask."""
+        """What the calls of one cost model have in common: their memory order, and whether a mask hides keys."""
         return self.heads_first, self.hides_keys
 
     @property
@@ -107,21 +107,21 @@ class Work:
         return self.heads * self.q_length * self.kv_length * (0.5 if self.is_causal else 1.0)
 
     def teraflops(self, seconds: float) -> float:
-        """10^12 operations a second, of which a pair takes 4 head_dim."""
+        """10^12 operations a second; a pair takes 4 head_dim operations."""
         return 4e-12 * self.head_dim * self.pairs / seconds
 
 
 Rounds = Mapping[tuple[Candidate, Work], Sequence[float]]  # seconds of a call in each round
-# Relative L2 of a candidate that quantizes, beside exact attention: one for each kind of inputs, Gaussian ones first.
-# None for a kind that it does not take.
+# The relative L2 error of a candidate that quantizes, against exact attention, for each kind of inputs; Gaussian ones
+# come first. None for a kind that the candidate does not take.
 ErrorsOfKinds = tuple[float | None, ...]
 Errors = Mapping[tuple[Candidate, int], ErrorsOfKinds]  # the number is head_dim
 
 
 @dataclass(frozen=True)
 class Times:
-    """The times of a GPU: median seconds of calls, their relative noise in a round, errors of what quantizes, and how
-    long a call keeps the thread that makes it. multiprocessors: 0 where that is not known.
+    """The times of a GPU: median seconds of calls, their relative noise in a round, errors of candidates that quantize,
+    and `host`, the seconds for which a call occupies its thread. multiprocessors: 0 if unknown.
     """
 
     seconds: Mapping[tuple[Candidate, Work], float]
@@ -138,7 +138,7 @@ class Times:
         host: Mapping[Candidate, float] | None = None,
         multiprocessors: int = 0,
     ) -> Times | None:
-        """None when the rounds are too few or differ too much: another process may load the GPU."""
+        """None if the rounds are too few or differ too much: another process may be using the GPU."""
         counts = {len(values) for values in rounds.values()}
         if len(counts) != 1 or min(counts) < FEWEST_ROUNDS:
             return None
@@ -174,7 +174,9 @@ class Times:
 
     @classmethod
     def read(cls, document: Mapping[str, Any], candidates: Iterable[Candidate], works: Iterable[Work]) -> Times | None:
-        """The times in `document`; None unless all of it is what `document` writes about `candidates` and `works`."""
+        """The times in `document`; None unless all of it is of the form that `Times.document` gives, and names only
+        these candidates and works.
+        """
         candidate_of = {astuple(candidate): candidate for candidate in candidates}
         work_of = {astuple(work): work for work in works}
         seconds: dict[tuple[Candidate, Work], float] = {}
@@ -201,7 +203,7 @@ class Times:
 
 
 def _number(value: Any, least: float, most: float) -> float:
-    """`value` as a float; ValueError when it is outside these limits, as a NaN is."""
+    """`value` as a float; ValueError if it is outside these limits or NaN."""
     if not least <= value <= most:
         raise ValueError(f"a number from {least} to {most} was expected, got {value!r}")
     return float(value)

@@ -29,17 +29,17 @@ from ..system.memory import is_out_of_memory
 
 Run = Callable[[], object]
 
-_LAYOUT = "BNHD"  # in which most models want the output
+_LAYOUT = "BNHD"  # most models want the output in it
 _OPTIONS = (
     *(
         AttentionOptions(mode, smooth_v, layout=_LAYOUT, pv_accumulator=sums, rotate="on" if rotate else "off", pv=pv)
         for mode, pv, sums, rotate, smooth_v in product(MODES, PV_FORMATS, ("fp32", "fp16"), ROTATIONS, (False, True))
         if pv_has_accumulator(pv, sums)
-        and not (mode == "precise" and (smooth_v or pv != "fp16"))  # its V has 16 bits, and nothing to smooth
+        and not (mode == "precise" and (smooth_v or pv != "fp16"))  # its V has 16 bits and is not smoothed
     ),
     AttentionOptions(EXACT, layout=_LAYOUT),
 )
-_FOR_PEERS = AttentionOptions(layout=_LAYOUT, rotate="off")  # they serve calls in any mode
+_FOR_PEERS = AttentionOptions(layout=_LAYOUT, rotate="off")  # peers serve calls in any mode
 # Each mode as the reference computes it: candidate, options, name of the backend.
 _REFERENCES = tuple((Candidate(REFERENCE, mode), replace(_FOR_PEERS, mode=mode), REFERENCE) for mode in MODES)
 _COMFYUI_ORDER = [
@@ -49,32 +49,35 @@ _HEADS, _TOKENS = 4, 2048  # of the calls whose errors are measured
 
 
 def all_candidates() -> list[Candidate]:
-    """Every candidate that this installation may time, or take errors of, on whichever GPU."""
+    """Every candidate whose times or errors this installation may measure, on any GPU."""
     return [Candidate(PLAIN), *(candidate for candidate, _, _ in (*_backends(), *_REFERENCES))]
 
 
 def calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> dict[Candidate, Run]:
-    """Each candidate that can run attention on q, k and v, (B, H, N, D), and a bool mask (1, 1, 1, Nkv), to be timed.
+    """The calls to time, of each candidate that can run q, k and v, (B, H, N, D), and a bool mask (1, 1, 1, Nkv).
 
-    Those that rotate get half of the heads to rotate, where the backend takes them.
+    Candidates that rotate are given half of the heads to rotate, if their backend takes rotated heads.
     """
     runs: dict[Candidate, Run] = {Candidate(PLAIN): partial(_plain, q, k, v, mask)}
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
     optional = OptionalTensors(mask)
     rotated_heads = torch.arange(q.shape[2], device=q.device, dtype=torch.int32).remainder(2).expand(q.shape[0], -1)
-    given = optional._replace(rotated_heads=rotated_heads.contiguous())
+    with_heads = optional._replace(rotated_heads=rotated_heads.contiguous())
     for candidate, planned in _plans(_backends(), q, k, v, optional):
         runs[candidate] = partial(planned.run, q, k, v, optional)
         if candidate.rotate and planned.backend.takes_rotated_heads:  # as in all calls of a layer but a few
             options = replace(planned.options, rotate=GIVEN)
-            spared = plan(CallSignature.of(q, k, v, options, given, Routing(planned.backend.name)))
-            if isinstance(spared, CallPlan):
-                runs[candidate] = partial(spared.run, q, k, v, given)
+            given = plan(CallSignature.of(q, k, v, options, with_heads, Routing(planned.backend.name)))
+            if isinstance(given, CallPlan):
+                runs[candidate] = partial(given.run, q, k, v, with_heads)
     return runs
 
 
 def errors(device: torch.device, head_dim: int) -> dict[Candidate, ErrorsOfKinds]:
-    """Relative L2 errors of candidates that quantize; none of one that raises or gives NaN. See `_REFERENCES`."""
+    """Relative L2 errors of the candidates that quantize, and of `_REFERENCES` if only packages quantize here.
+
+    Candidates that raise or return NaN are left out.
+    """
     errors_of: dict[Candidate, list[float | None]] = {}
     for number, make in enumerate(_INPUTS):
         q, k, v = make(torch.Generator(device).manual_seed(23), head_dim)
@@ -94,7 +97,7 @@ def errors(device: torch.device, head_dim: int) -> dict[Candidate, ErrorsOfKinds
 
 
 def builds(capability: tuple[int, int]) -> dict[str, str]:
-    """Names the candidates' builds for GPUs of this compute capability: another build, another name."""
+    """Texts that identify the candidates' builds for GPUs of this compute capability; each build has its own."""
     return {
         "module": ", ".join(_build(backend.name) for backend in KERNELS if capability in backend.capabilities),
         "peers": ", ".join(f"{peer.name} {peer.version}" for peer in PEERS if peer.version is not None),
@@ -102,7 +105,7 @@ def builds(capability: tuple[int, int]) -> dict[str, str]:
 
 
 def _backends() -> Iterator[tuple[Candidate, AttentionOptions, str]]:
-    """Each candidate but ComfyUI's attention, with its options and the name of its backend."""
+    """Each candidate except ComfyUI's attention, with its options and the name of its backend."""
     for options in _OPTIONS:
         for backend in registry.backends(options.mode):
             if backend.accelerated:
@@ -112,21 +115,21 @@ def _backends() -> Iterator[tuple[Candidate, AttentionOptions, str]]:
 
 
 def _plans(
-    of: Iterable[tuple[Candidate, AttentionOptions, str]],
+    candidates: Iterable[tuple[Candidate, AttentionOptions, str]],
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     optional: OptionalTensors,
 ) -> Iterator[tuple[Candidate, CallPlan]]:
     """Those of the candidates that can run the call, with their plans for q, k and v, (B, N, H, D)."""
-    for candidate, options, name in of:
+    for candidate, options, name in candidates:
         planned = plan(CallSignature.of(q, k, v, options, optional, Routing(name)))
         if isinstance(planned, CallPlan):
             yield candidate, planned
 
 
 def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """As ComfyUI calls it, in its order of preference."""
+    """Call torch's attention as ComfyUI does, with its order of preference."""
     with sdpa_kernel(_COMFYUI_ORDER, set_priority=True):
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask)
     return out.transpose(1, 2).flatten(2)
@@ -143,14 +146,14 @@ _Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _gaussian(generator: torch.Generator, head_dim: int, keys: int | None = None) -> _Tensors:
-    """q, k and v (1, H, N, D), as `errors` draws them; `keys` are as many as queries unless it says otherwise."""
+    """q, k and v (1, H, N, D) for `errors`; there are as many keys as queries unless `keys` is given."""
     sizes = [(1, _HEADS, tokens, head_dim) for tokens in (_TOKENS, keys or _TOKENS, keys or _TOKENS)]
     q, k, v = (torch.randn(size, generator=generator, device=generator.device, dtype=torch.bfloat16) for size in sizes)
     return q, k, v
 
 
 def _loud_channels(generator: torch.Generator, head_dim: int) -> _Tensors:
-    """A few channels of Q and K lie far from zero, and all of V, as in the paper's models (section 3.1)."""
+    """A few channels of Q and K and all channels of V lie far from zero, as in the paper's models (section 3.1)."""
     q, k, v = _gaussian(generator, head_dim)
     q[..., :6] += 10
     k[..., 2:8:2] += 20
@@ -170,7 +173,7 @@ _INPUTS: tuple[Callable[[torch.Generator, int], _Tensors], ...] = (
     _gaussian,
     _loud_channels,
     _loud_tokens,
-    # One key more than fills whole blocks: SageAttention 1 counts those that are not there, with a score of 0.
+    # One key more than whole blocks hold: SageAttention 1 counts the missing keys of the last block, with a score of 0.
     partial(_gaussian, keys=129),
 )
 

@@ -1,10 +1,10 @@
 """The times of a GPU: remembered from an earlier process, or measured now.
 
 A measurement takes about half a second. Each candidate (`candidates`) attends to random q, k and v in some thirty calls
-of two head_dims, in rounds (`rounds`), and its errors beside exact attention are taken. `autotune.cache_file` remembers
+of two head_dims, in rounds (`rounds`), and its errors against exact attention are measured. `autotune.cache_file` keeps
 the result for this GPU, driver, torch, builds of the kernels and versions of other packages.
 
-Nothing else may run on the GPU meanwhile: the nodes ask before a pass of the model, never within one.
+Nothing else may run on the GPU meanwhile: the nodes measure before a pass of the model, never within one.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from .rounds import GpuClock, Progress, time_rounds, unseen
 
 log = logging.getLogger("comfy_sage2")
 
-FORMAT_VERSION = 2  # rises when other calls are timed, or in another way
+FORMAT_VERSION = 2  # raise it when the timed calls or the way of timing them change
 
 # Time budget for the rounds. The first calls, which load kernels and build cuDNN's plans, may exceed it (0.9 s on an
-# H200, nearly all of it in cuDNN); the fewest rounds then end later.
+# H200, nearly all of it in cuDNN); the minimum number of rounds then ends later.
 _SECONDS = 0.4
-_FREE_BYTES = 1 << 30  # with less the model needs it
+_FREE_BYTES = 1 << 30  # if less is free, the model needs it
 _HEAD_DIMS = (64, 128)
-# Heads, in those of `heads_for`, and tokens of q and of k: calls that a GPU's start-up dominates, short ones on a whole
-# GPU and where quantization begins to pay, one of the products, one of the quantization, and one of few keys, such as
-# those of a prompt. The q of the long ones, like that of a video, is larger than a GPU's cache, from which it would be
-# read in no time.
+# Heads, in multiples of `_heads_of`, and tokens of q and of k: a call whose time is mostly the launch, short ones that
+# fill the GPU and at which quantization begins to pay, one of mostly the products, one of mostly the quantization, and
+# one with few keys, such as those of a prompt. As in a video, the q of the long ones is larger than a GPU's cache, from
+# which it would be read in no time.
 _Calls = tuple[tuple[int, int, int], ...]
 _CALLS: _Calls = (
     (2, 1024, 1024), (8, 1024, 1024), (2, 2048, 2048), (2, 4096, 4096), (1, 32768, 512), (2, 4096, 77),
 )  # fmt: skip
-# With the heads first in memory and with masks it counts more what exact attentions do before and after.
+# With heads first in memory, and with masks, what exact attentions do before and after takes a larger part of the time.
 _HEADS_FIRST: _Calls = ((2, 1024, 1024), (2, 4096, 4096), (1, 32768, 512))
 _MASKED: _Calls = ((2, 512, 512), (2, 1024, 1024), (2, 4096, 4096), (1, 32768, 512), (2, 4096, 256))
 _KINDS: tuple[tuple[dict[str, bool], _Calls], ...] = (
     ({}, _CALLS), ({"heads_first": True}, _HEADS_FIRST), ({"hides_keys": True}, _MASKED),
 )  # fmt: skip
-_HIDDEN = 77  # keys at the end, where a mask hides some: a multiple of no block
-# Heads by multiprocessors, at least so many: small GPUs are done as soon as large ones.
+_HIDDEN = 77  # keys that a mask hides, at the end: not a multiple of any block
+# (least multiprocessors, heads): small GPUs have fewer heads, and finish as soon as large ones.
 _HEADS = ((96, 16), (48, 8), (0, 4))
-# On an H200 flash attention took half of the other's time or less in every call that was tried; loading both costs the
-# user's time.
+# Where flash attention is timed, efficient attention is not: loading it costs the user time, and on an H200 it took at
+# least twice as long in every call that was tried.
 _FLASH, _EFFICIENT = Candidate("torch-flash"), Candidate("torch-efficient")
 
 _lock = threading.RLock()
@@ -62,8 +62,8 @@ _tried: set[int] = set()
 
 
 def ensure_timed(device: torch.device, progress: Progress = unseen) -> None:
-    """Find out the times of `device`, once in this process; on failure the shipped defaults stay."""
-    if device.type != "cuda":  # as AMD's GPUs are called too
+    """Load or measure the times of `device`, once in this process; on failure the shipped defaults stay."""
+    if device.type != "cuda":  # AMD's GPUs are "cuda" too
         return
     index = torch.cuda.current_device() if device.index is None else device.index
     if index in _tried or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
@@ -88,7 +88,7 @@ def remembered(index: int) -> TunedChoices | None:
 
 
 def measure_now(index: int) -> TunedChoices:
-    """Measure GPU `index` whatever is remembered of it; RuntimeError says why it cannot be done now."""
+    """Measure GPU `index` even if its times are remembered; RuntimeError says why that is impossible now."""
     with _lock:
         _tried.add(index)
         choices = _measured(index)
@@ -97,7 +97,7 @@ def measure_now(index: int) -> TunedChoices:
 
 
 def _measured(index: int, progress: Progress = unseen) -> TunedChoices:
-    """Measure and remember. RuntimeError without the memory for it, or when the times cannot be trusted."""
+    """Measure and remember. RuntimeError if memory is short or the times cannot be trusted."""
     if torch.cuda.mem_get_info(index)[0] < _FREE_BYTES:
         raise RuntimeError("[SA-114] less than 1 GiB of the GPU's memory is free: nothing was measured")
     with torch.cuda.device(index), torch.no_grad():
@@ -116,7 +116,7 @@ def rounds_on(index: int, clock: GpuClock) -> tuple[Rounds, dict[Candidate, floa
     runs: dict[tuple[Candidate, Work], Run] = {}
     for work in works_for(heads):
         calls = candidates.calls(*inputs.of(work))
-        if work.kind != ORDINARY:  # V's means cost what they cost, and little
+        if work.kind != ORDINARY:  # smoothing V costs little, and the same in every kind
             calls = {candidate: run for candidate, run in calls.items() if not candidate.smooth_v}
         if _FLASH in calls:
             calls.pop(_EFFICIENT, None)
@@ -139,7 +139,7 @@ def errors_on(index: int) -> Errors:
 
 
 def works_for(heads: int) -> list[Work]:
-    """The calls that are timed on a GPU for which `heads` heads are the fewest of a call."""
+    """The calls that are timed on a GPU; `heads` is the number of heads of the smallest ones."""
     return [
         Work(share * heads, queries, keys, head_dim, **kind)
         for head_dim, (kind, calls) in itertools.product(_HEAD_DIMS, _KINDS)
@@ -156,7 +156,7 @@ def _multiprocessors(index: int) -> int:
 
 
 class Inputs:
-    """Random q, k and v and masks of the calls of `works_for`. All calls read the same memory."""
+    """Random q, k and v, and masks, for the calls of `works_for`. All calls read the same memory."""
 
     def __init__(self, device: torch.device, heads: int) -> None:
         generator = torch.Generator(device).manual_seed(17)
@@ -170,7 +170,7 @@ class Inputs:
         self._q, self._k, self._v = map(random_values, (queries, keys, keys))
 
     def of(self, work: Work) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """The q, k and v (1, heads, tokens, head_dim) of a call, in its order in memory, and its mask."""
+        """The q, k and v (1, heads, tokens, head_dim) of a call, in its memory order, and its mask."""
 
         def view(values: torch.Tensor, tokens: int) -> torch.Tensor:
             shape = (work.heads, tokens) if work.heads_first else (tokens, work.heads)
@@ -184,7 +184,7 @@ class Inputs:
 
 
 def _key(index: int) -> dict[str, str] | None:
-    """What times hold for; None when the driver does not tell its version: then nothing is remembered."""
+    """What the times depend on; None if the driver does not tell its version: then nothing is remembered."""
     driver, gpu = machine.loaded_driver(), torch.cuda.get_device_properties(index)
     if driver is None:
         return None

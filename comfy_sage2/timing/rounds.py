@@ -1,6 +1,6 @@
-"""Timing calls in rounds, in each of which every call has its turn, in an order drawn anew.
+"""Times calls in rounds, each of which runs every call, in a new random order.
 
-So whatever slows the GPU down for a while meets all calls alike, and the median of a call's rounds does not see it.
+So whatever slows the GPU down for a while affects all calls alike, and the median of a call's rounds leaves it out.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from ..autotune.timings import FEWEST_ROUNDS
 from ..system.memory import is_out_of_memory
 
 MOST_ROUNDS = 7
-_LEAST = 0.1  # seconds of rounds, also where loading kernels took all the time: three rounds alone say little
+_LEAST = 0.1  # seconds of rounds, even if loading kernels took all the time: three rounds alone say little
 _VISIT = 1.5e-4  # seconds of GPU time that a visit fills with calls of the same kind
 _MOST_CALLS = 4
-# GPU clocks for each call, about 0.1 ms to begin with: what the CPU is ahead by when timing begins.
+# GPU clocks for each call, about 0.1 ms at first: the head start of the CPU when timing begins.
 _HEAD_STARTS = (180_000, 360_000, 720_000, 1_440_000)
 
 Key = TypeVar("Key", bound=Hashable)
-Progress = Callable[[int, int], None]  # takes how many parts of a measurement are over, and of how many
+Progress = Callable[[int, int], None]  # takes the number of finished parts of a measurement and of all parts
 
 
 def unseen(finished: int, parts: int) -> None:
-    """The progress that nobody looks at."""
+    """A progress that shows nothing."""
 
 
 class GpuClock:
     """Times calls by CUDA events on the current stream. The GPU waits until all calls are enqueued.
 
-    host: call -> seconds for which one of its calls kept this thread, for each visit.
+    host: call -> for each visit, the seconds for which one of its calls occupied this thread.
     progress: called before the first visits and before each round.
     """
 
     def __init__(self, progress: Progress = unseen) -> None:
         self.progress = progress
         self.host: defaultdict[Callable[[], object], list[float]] = defaultdict(list)
-        self._needed: dict[Callable[[], object], int] = {}  # the head start that sufficed last, by its number
+        self._needed: dict[Callable[[], object], int] = {}  # the index of the last head start that sufficed
 
     def visit(self, run: Callable[[], object], calls: int) -> float:
-        """The GPU's seconds for one of `calls` calls in a row, made again if the GPU did not wait long enough."""
+        """GPU seconds for one of `calls` calls in a row, which run again if the GPU did not wait long enough."""
         for number in range(self._needed.get(run, 0), len(_HEAD_STARTS)):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(_HEAD_STARTS[number] * calls)
@@ -70,8 +70,8 @@ def time_rounds(
 ) -> dict[Key, list[float]]:
     """The seconds of each call in each round: 3 to 7 rounds, as many as end before `deadline`, a time of `clock`.
 
-    What fits into 0.1 s is made even after it. A first visit that is not counted loads and compiles; a call that raises
-    RuntimeError in a visit is left out.
+    Rounds that fit into 0.1 s run even after it. A first visit, which is not counted, loads and compiles; a call that
+    raises RuntimeError in a visit is left out.
     """
     calls: dict[Key, int] = {}
     clock.progress(0, 1 + MOST_ROUNDS)
@@ -100,7 +100,7 @@ def time_rounds(
 
 
 def _visited(clock: GpuClock, run: Callable[[], object], calls: int) -> float | None:
-    """As `GpuClock.visit`; None where there is no kernel for the call. Other packages' attentions may fail at any."""
+    """As `GpuClock.visit`; None if the call has no kernel. Other packages' attentions may fail at any call."""
     try:
         return clock.visit(run, calls)
     except RuntimeError as error:

@@ -1,7 +1,7 @@
 """The wheels that the pack carries: which of them fit here, and what they hold.
 
 A wheel has either the device images of an architecture or the host modules of a platform. The manifest lists each with
-its SHA-256, and nothing is read from a wheel before its bytes were compared with that. Files are unpacked in memory.
+its SHA-256, which is checked before anything is read from the wheel. Files are unpacked in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-REINSTALL = "update or reinstall the pack"  # what helps against files that are not as they were released
+REINSTALL = "update or reinstall the pack"  # the remedy for files that differ from the released ones
 _PACKAGE = Path(__file__).resolve().parent.parent
 # pip installs them inside the package; in a clone of the pack they lie beside it.
 WHEELS = _PACKAGE / "wheels" if (_PACKAGE / "wheels").is_dir() else _PACKAGE.parent / "wheels"
@@ -39,7 +39,7 @@ class KernelUnavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class BundledWheel:
-    """A wheel of the manifest: of an architecture or HOST, for a platform as tags of wheels name it."""
+    """A wheel of the manifest. part: an architecture or HOST. platform: as in the tags of wheels."""
 
     path: Path
     sha256: str
@@ -94,7 +94,7 @@ def architectures() -> tuple[str, ...]:
 
 
 def fitting(part: str) -> list[BundledWheel]:
-    """The wheels of a part that fit this system. KernelUnavailable names what was looked for."""
+    """The wheels of a part that fit this system. KernelUnavailable, which names what is missing, if there are none."""
     candidates = [wheel for wheel in read_manifest() if wheel.part == part]
     if not candidates:
         kernels = "launch code (comfy_sage2_host)" if part == HOST else f"{part} kernels"
@@ -113,7 +113,7 @@ def fitting(part: str) -> list[BundledWheel]:
 
 
 def read_images(wheel: BundledWheel) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """What the build says of a wheel's device images, and these by their names. KernelUnavailable if spoiled."""
+    """The build's facts about a wheel's device images, and the images by name. KernelUnavailable if damaged."""
     with _files(wheel) as files:
         images = {name.removesuffix(_IMAGE): content for name, content in files.items() if name.endswith(_IMAGE)}
         return json.loads(files["build.json"]), images
@@ -122,7 +122,7 @@ def read_images(wheel: BundledWheel) -> tuple[dict[str, Any], dict[str, bytes]]:
 def read_host(wheel: BundledWheel) -> tuple[str, bytes]:
     """Name and bytes of a wheel's host module for this Python, or KernelUnavailable.
 
-    The modules of all CPythons are one archive; modules.json has the bytes of each, in their order.
+    One archive has the modules of all CPythons, one after the other; modules.json has the size of each, in order.
     """
     own = {f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES}
     with _files(wheel) as files:
@@ -141,7 +141,7 @@ def read_host(wheel: BundledWheel) -> tuple[str, bytes]:
 
 @contextlib.contextmanager
 def _files(wheel: BundledWheel) -> Iterator[dict[str, bytes]]:
-    """The unpacked files of the wheel's package, by name. A file that the reader misses is a KernelUnavailable too."""
+    """The unpacked files of the wheel's package, by name. A reader's KeyError becomes KernelUnavailable too."""
     content = wheel.read()
     try:
         import lzma

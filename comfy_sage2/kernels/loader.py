@@ -1,4 +1,4 @@
-"""Loading the kernel module of an architecture: a pip-installed one, else that of the wheels that the pack carries.
+"""Loads the kernel module of an architecture: a pip-installed one, else one from the wheels that the pack carries.
 
 A module is made of device images, in a wheel of the architecture, and of the launch code for all architectures, in the
 host wheel of the platform.
@@ -35,9 +35,9 @@ _wheels: dict[str, tuple[BundledWheel, ...]] = {}
 
 
 def load(architecture: str) -> ModuleType:
-    """The kernel module of an architecture such as "sm90", loaded once, without torch or a driver; any thread may ask.
+    """The kernel module of an architecture such as "sm90", loaded once, without torch or a driver; from any thread.
 
-    KernelUnavailable: there is none, or it was spoiled, cannot be unpacked or imported, or has another ABI.
+    KernelUnavailable: there is none, or it is damaged, cannot be unpacked or imported, or has another ABI.
     """
     with _lock:
         if architecture not in _outcomes:
@@ -97,9 +97,9 @@ def _installed(architecture: str) -> ModuleType | None:
 
 
 def _assembled(architecture: str) -> ModuleType:
-    """The module of the bundled images and launch code. KernelUnavailable when they fit neither each other nor us."""
+    """The module of the bundled images and launch code. KernelUnavailable if these do not fit each other or us."""
     pairs = product(bundled.fitting(architecture), bundled.fitting(bundled.HOST))
-    images_wheel, host_wheel = max(pairs, key=_how_well_they_fit)
+    images_wheel, host_wheel = max(pairs, key=_fit)
     build, images = bundled.read_images(images_wheel)
     host = _host(host_wheel)
     try:
@@ -119,22 +119,22 @@ def _assembled(architecture: str) -> ModuleType:
             f"[SA-110] the bundled comfy_sage2_{architecture} ({describe(module)}) is refused: {reason}; update "
             "the pack"
         )
-    # The device images go in from the verified wheel itself, so only the host module has to lie on disk.
+    # The device images come straight from the verified wheel, so only the host module has to lie on disk.
     for name, image in images.items():
         module.add_cubin(name, image)
     _wheels[architecture] = images_wheel, host_wheel
     return module
 
 
-def _how_well_they_fit(pair: tuple[BundledWheel, BundledWheel]) -> tuple[bool, bool, tuple[int, ...]]:
-    """More for wheels of one version, for a version that this library can call, and for a newer one."""
+def _fit(pair: tuple[BundledWheel, BundledWheel]) -> tuple[bool, bool, tuple[int, ...]]:
+    """Larger for wheels of the same version, then for a version that this library can call, then for a newer one."""
     images, host = pair
     return images.version == host.version, images.version[0] == ABI_VERSION, images.version
 
 
 @cache
 def _host(wheel: BundledWheel) -> ModuleType:
-    """The launch code of a wheel, imported from the first folder that it can be written to and imported from."""
+    """The launch code of a wheel, imported from the first folder where writing and importing it succeed."""
     name, content = bundled.read_host(wheel)
     code, problems = "SA-108", []
     for folder in cache_folders():
@@ -171,13 +171,13 @@ def ignored(architecture: str) -> str | None:
 
 
 def bundled_wheels(architecture: str) -> tuple[BundledWheel, ...]:
-    """The wheels that a module that was loaded is made of; none for an installed one."""
+    """The wheels that a loaded module was made of; none for an installed one."""
     return _wheels.get(architecture, ())
 
 
 @cache
 def reason_unavailable(architecture: str) -> str | None:
-    """Why the module or the driver cannot run the kernels on this machine, or None; asked once in a process."""
+    """Why the module or the driver cannot run the kernels on this machine, or None; checked once in a process."""
     try:
         module = load(architecture)
         driver, needed = module.driver_version(), module.minimum_driver_version
@@ -195,7 +195,7 @@ def reason_unavailable(architecture: str) -> str | None:
 
 @cache
 def fingerprint(architecture: str) -> str:
-    """Tells builds of a module apart: by the sums of its wheels, or when an installed one was written."""
+    """A text that identifies a build of a module: the SHA-256 of its wheels, or when an installed one was written."""
     module = load(architecture)
     wheels = bundled_wheels(architecture)
     if wheels:

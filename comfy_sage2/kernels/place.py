@@ -1,4 +1,4 @@
-"""Putting an extension module on disk: the interpreter imports one only from there."""
+"""Puts an extension module on disk: the interpreter imports one only from there."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..system.files import make_folders, replace, user_cache
 
 _log = logging.getLogger(__name__)
 
-# Windows opens and replaces no file at the moment in which another process does so, nor one that is loaded.
+# Windows can open or replace no file while another process does so, nor a file that is loaded.
 _PAUSES = (0.05, 0.1, 0.2) if sys.platform == "win32" else ()
 
 
 def cache_folders() -> tuple[Path, ...]:
-    """The pack's own folder and the user's cache; on Windows, which deletes no loaded module, the cache first."""
+    """The pack's own folder and the user's cache; on Windows, which cannot delete a loaded module, the cache first."""
     own = Path(__file__).resolve().parent / "_unpacked"
     cache = user_cache()
     if cache is None:
@@ -29,9 +29,9 @@ def cache_folders() -> tuple[Path, ...]:
 
 
 def place(path: Path, content: bytes) -> None:
-    """Have the file `path` hold `content`, whole, and be changeable by this user and root alone, or raise OSError.
+    """Make `path` a file with exactly `content` that only this user and root can change, or raise OSError.
 
-    What is there already stays if it is that. Safe to call from several processes at once.
+    A file that is already like that stays. Several processes may call this at once.
     """
     make_folders(path.parent)
     if _others_may_change(path.parent.stat()):
@@ -61,12 +61,12 @@ def _is_placed(path: Path, content: bytes) -> bool:
 
 
 def _others_may_change(status: os.stat_result) -> bool:
-    """Whether a user other than this one and root owns a file or folder, or may write to it. Windows tells neither."""
+    """Whether a user other than this one and root owns a file or folder, or may write to it; False on Windows."""
     return sys.platform != "win32" and (status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & 0o022))
 
 
 def remove_others(path: Path, pattern: str) -> None:
-    """Remove the other files of `pattern` beside `path`; one that a process on Windows still uses stays."""
+    """Remove the other files of `pattern` beside `path`, except on Windows those that a process still uses."""
     for other in path.parent.glob(pattern):
         if other != path:
             with contextlib.suppress(OSError):

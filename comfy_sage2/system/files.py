@@ -18,8 +18,8 @@ def user_cache() -> Path | None:
     """The user's cache folder, or None for a user without one."""
     variable, default = ("LOCALAPPDATA", "AppData/Local") if sys.platform == "win32" else ("XDG_CACHE_HOME", ".cache")
     named = Path(os.environ.get(variable, ""))
-    # The XDG specification has relative paths ignored: they would make a folder wherever ComfyUI was started. So would
-    # a relative HOME.
+    # Relative paths are ignored, as the XDG specification requires, and so is a relative HOME: each would make a folder
+    # wherever ComfyUI was started.
     if named.is_absolute():
         return named
     try:
@@ -30,7 +30,7 @@ def user_cache() -> Path | None:
 
 
 def make_folders(folder: Path) -> None:
-    """Make a folder and the missing ones above it, writable by their owner alone whatever the umask is."""
+    """Make a folder and the missing ones above it, writable only by their owner whatever the umask is."""
     missing = list(takewhile(lambda path: not path.is_dir(), (folder, *folder.parents)))
     for path in reversed(missing):
         with contextlib.suppress(FileExistsError):
@@ -38,9 +38,9 @@ def make_folders(folder: Path) -> None:
 
 
 def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Write `content` as the file `path`, over an earlier one, with these permissions; its folder is made.
+    """Write `content` to `path` with these permissions, replacing an earlier file; make its folder if it is missing.
 
-    OSError, and no change at `path`, when it cannot be written. Whoever reads meanwhile sees the old file.
+    If that fails, raise OSError and leave `path` as it was. Readers see the old file until the new one is whole.
     """
     make_folders(path.parent)
     _remove_abandoned(path.parent)

@@ -1,4 +1,4 @@
-"""Facts about this machine, for reports: Python, torch, the driver, GPUs. Nothing that tells whose machine it is."""
+"""Facts about this machine, for reports: Python, torch, the driver, GPUs. None of them identifies its owner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-_NVML_INIT_NO_GPUS = 1  # NVML_INIT_FLAG_NO_GPUS: the library alone, no GPU is woken up
+_NVML_INIT_NO_GPUS = 1  # NVML_INIT_FLAG_NO_GPUS: start only the library, and wake up no GPU
 _USUAL_WORDS = re.compile(r"^(NVIDIA |GeForce |Tesla )+|[ -](\d+ ?GB|SXM|PCI[eE]|HBM|NVL|Blackwell|Generation|GPU).*$")
 _SYSTEM_FOLDER_ONLY = 0x800  # LOAD_LIBRARY_SEARCH_SYSTEM32
 
@@ -58,7 +58,7 @@ def devices() -> list[torch.device]:
 
 
 def driver_cuda() -> tuple[int, int]:
-    """The newest CUDA of the driver, such as (13, 0). OSError: it does not load; RuntimeError: it does not answer."""
+    """The driver's newest CUDA, such as (13, 0). OSError if it does not load, RuntimeError if it does not answer."""
     library = _driver_library("nvcuda.dll", "libcuda.so.1")
     version = ctypes.c_int()
     if library.cuDriverGetVersion(ctypes.byref(version)) != 0:

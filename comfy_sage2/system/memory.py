@@ -1,4 +1,4 @@
-"""Errors that tell that a device has no memory."""
+"""Recognizes errors that mean that a device is out of memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device had no memory: torch's allocator says so by an error of its own, CUDA by any other one."""
+    """Whether a device was out of memory: torch's allocator has its own error for it, CUDA may raise any other one."""
     if isinstance(error, torch.cuda.OutOfMemoryError):  # torch.OutOfMemoryError by the name that torch 2.4 has too
         return True
     # torch.AcceleratorError, or RuntimeError of a torch that lacks it.

@@ -1,4 +1,4 @@
-"""Small tensors from a device to the host and back, copied while both go on."""
+"""Copies small tensors from a device to the host and back while both keep running."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .stream import current_stream
 
 
 class Readback:
-    """Copies a small tensor to the host. A reader waits for the copy alone, not for what was enqueued after it.
+    """Copies a small tensor to the host. A reader waits only for the copy, not for what was enqueued after it.
 
-    Making one may allocate pinned memory, which takes time: what every pass needs is made before it.
+    The constructor may allocate pinned memory, which takes time: make what every pass needs before the passes.
     """
 
     def __init__(self, count: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -21,7 +21,7 @@ class Readback:
         self._copied: torch.cuda.Event | None = None
 
     def start(self, values: torch.Tensor) -> None:
-        """Copy `values`, (count,) or one, as they are at this point of their device's current stream."""
+        """Copy `values`, (count,) or a single one, as they are at this point of their device's current stream."""
         self._values.copy_(values, non_blocking=values.is_cuda)
         self._copied = None
         if values.is_cuda:
@@ -29,12 +29,12 @@ class Readback:
             self._copied.record(torch.cuda.current_stream(values.device))
 
     def has_arrived(self) -> bool:
-        """Whether nobody would wait for the values that were copied last."""
+        """Whether `values` would return the last copy without waiting."""
         return self._copied is None or self._copied.query()
 
     def values(self, count: int | None = None) -> list[float]:
         """Wait for the last copy and return its first `count` values, or all of them."""
-        # A capture of a CUDA graph may wait for nothing, and has waited for the device before it began.
+        # A capture of a CUDA graph must not wait, and need not: the device was synchronized before it began.
         if self._copied is not None and not torch.cuda.is_current_stream_capturing():
             self._copied.synchronize()
         copied: list[float] = self._values[:count].tolist()
@@ -42,7 +42,7 @@ class Readback:
 
 
 def copied(values: torch.Tensor) -> Readback:
-    """A copy of values (count,) to the host that has begun."""
+    """Begin to copy values (count,) to the host."""
     copy = Readback(values.numel(), values.dtype, values.device)
     copy.start(values)
     return copy
@@ -54,9 +54,9 @@ def uploaded(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def constant(device: torch.device, make: Callable[..., torch.Tensor], *arguments: Hashable) -> torch.Tensor:
-    """What `make`, a function of a module, gives for these arguments, on `device`; nobody may write to it.
+    """The result of `make`, a function of a module, for these arguments, on `device`; do not write to it.
 
-    It is uploaded once for each stream. What a graph captures is its own.
+    It is uploaded once for each stream. A graph that is being captured gets its own copy.
     """
     if device.type != "cuda":
         return make(*arguments).to(device)

@@ -18,7 +18,7 @@ from ..reference.hidden_keys import has_rows, keys_hidden_from_all_rows
 from ..system.readback import Readback
 from .base import Attend, Backend, BoundCall, Result
 
-# The last masks, and whether each hides a key from all queries. A call with another mask inspects it.
+# The most recent masks, and whether each hides a key from all queries. Calls with other masks inspect theirs each time.
 _hides: dict[Hashable, Readback] = {}
 _MOST_MASKS = 64
 

@@ -38,7 +38,7 @@ Function = Callable[[Any, Any, Any, Any, CallSignature], Any]
 
 @dataclass(frozen=True)
 class PeerFunctions:
-    """A package's functions: `attend` returns the output; `prequantize`, if any, a function that needs no q, k and v.
+    """A package's functions. `attend` returns the output, `prequantize`, if any, a function that returns it later.
 
     The tensors are in the layout of the call where that is one of `layouts`, "BHND" and "BNHD", else (B, H, N, D).
     """

@@ -19,10 +19,10 @@ class GroupScheme:
     """The quantization groups of one kernel.
 
     Attributes:
-        q, k: what shares a scale.
+        q, k: which tokens share a scale.
         block_q: tokens of a Q block, which smooth Q averages over; a multiple of 8 * warps.
-        block_k: tokens of a K block, a multiple of 8. The online softmax steps by it unless told otherwise.
-        warps: c_w in the paper: they split a Q block.
+        block_k: tokens of a K block, a multiple of 8. The online softmax steps by it unless `keys_per_step` is set.
+        warps: the warps that split a Q block, c_w in the paper.
     """
 
     name: str

@@ -14,7 +14,7 @@ from .formats import NumberFormat
 class Quantized:
     """`values` (B, H, N, D): what the format holds, in float32. `scale` (B, H, N, 1): the group's, for each token.
 
-    token_term: None, or (B, H, N, 1), log2 of a factor of each token of V, which `values` are without.
+    token_term: None, or (B, H, N, 1), log2 of a further factor of each token of V, which `values` do not contain.
     """
 
     values: torch.Tensor
@@ -36,12 +36,12 @@ def quantize_groups(x: torch.Tensor, groups: torch.Tensor, number_format: Number
     return Quantized(number_format.round(x / scale), scale)
 
 
-# The smallest scale of a tile of V: what lies below it is not seen beside the channel's largest.
+# The smallest scale of a tile of V: smaller values do not show beside the channel's largest one.
 _SMALLEST_TILE_SCALE = 2.0**-20
-# Tokens of a tile have scales of their own where the largest of a token is so many times that of another one.
+# The tokens of a tile have their own scales if the largest value of one is this many times that of another one.
 _UNLIKE_TOKENS = 3.0
-# How many times as large as in the counted tokens V may be elsewhere, by formats with a scale a tile and by others: a
-# float format loses nothing by so much room. As in csrc/attention_call.h.
+# V may be this many times as large as in the counted tokens: in formats without a scale per tile, which are float
+# formats and lose nothing by so much room, and in formats with one. As in csrc/attention_call.h.
 HEAD_ROOM, TILE_HEAD_ROOM = 16.0, 4.0
 
 
@@ -58,10 +58,11 @@ def quantize_channels(
     """Quantize V (B, H, N, D) float32 with one scale a channel over all tokens; `scale` is (B, H, 1, D).
 
     `maximum` scales to less than the format's range, as a half-precision accumulator needs. powers_of_two: scales are
-    rounded up to such, so that elements of a float format keep their bits. tile: this many tokens share a second scale,
-    one for all channels: their largest relative to the channels' largest. `values` contain it. In tiles of unlike
-    tokens each has its own, and the rest of it is their `token_term`. counted: the scale is that of so many first
-    tokens, with head room for the others. hidden: None, or bool (B | 1, N): tokens of zeros that are unlike none.
+    rounded up to powers of two, so that elements of a float format keep their bits. tile: this many tokens share a
+    second scale, one for all channels: their largest value relative to the channels' largest. `values` contain it. In
+    tiles of unlike tokens each token has its own second scale; `token_term` is its ratio to the tile's. counted: the
+    scale is that of this many first tokens, with head room for the others. hidden: None, or bool (B | 1, N): tokens of
+    zeros, which do not count as unlike.
     """
     limit = number_format.maximum if maximum is None else maximum
     if limit is None:
@@ -86,7 +87,7 @@ def quantize_channels(
 
 
 def _largest_of_tiles(of_tokens: torch.Tensor, tile: int) -> torch.Tensor:
-    """The largest of each `tile` tokens of (B, H, N), for each token."""
+    """For each token of (B, H, N), the largest value of its tile of `tile` tokens."""
     padded = pad(of_tokens, (0, -of_tokens.shape[2] % tile), value=-torch.inf)
     largest: torch.Tensor = padded.unflatten(2, (-1, tile)).amax(dim=3).repeat_interleave(tile, dim=2)
     return largest[:, :, : of_tokens.shape[2]]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-# Tokens whose mean stands for that of all of K: any vector may be subtracted, and theirs leaves as little.
+# K is smoothed by the mean of this many tokens: any vector may be subtracted, and this one leaves values as small.
 SAMPLED_TOKENS = 128
 _MASK = 0xFFFFFFFF
 
 
 def sampled_tokens(length: int, count: int = SAMPLED_TOKENS, device: torch.device | None = None) -> torch.Tensor:
-    """Tokens spread over a sequence, one in each of `count` equal parts of it: int64, all of a shorter sequence.
+    """One token from each of `count` equal parts of a sequence, int64; all tokens of a shorter sequence.
 
-    Their places in the parts look like random ones, and are always the same: neither frames nor rows of a video, which
-    repeat, put them all in one place.
+    Their positions in the parts look random but are fixed, so that the frames and rows of a video, which repeat, do not
+    put them all in one place.
     """
     if length <= count:
         return torch.arange(length, device=device)
@@ -30,9 +30,9 @@ def smooth_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Smooth K or V: (B, H, N, D) -> the centered tensor and the mean over its tokens (B, H, 1, D), float32.
 
-    hidden: None, or bool (B | 1, N): tokens that are left out of the mean, and become zeros. Some token is not hidden.
-    sampled: the mean is that of so many tokens, None of all; with `hidden` always of all that are not hidden.
-    counted: without `hidden`, the mean is one of so many first tokens.
+    hidden: None, or bool (B | 1, N): tokens that are left out of the mean and become zeros; not all may be hidden.
+    sampled: the mean is that of this many tokens, None: of all; with `hidden` always of all that are not hidden.
+    counted: without `hidden`, the mean is taken from this many first tokens.
     """
     x = x.float()
     if hidden is None:
@@ -42,8 +42,8 @@ def smooth_tokens(
             tokens = tokens.index_select(2, sampled_tokens(tokens.shape[2], sampled, x.device))
         mean = tokens.mean(dim=2, keepdim=True)
         return x - mean, mean
-    shown = (~hidden).sum(dim=1).view(-1, 1, 1, 1)
-    mean = without_hidden(x, hidden).sum(dim=2, keepdim=True) / shown
+    visible = (~hidden).sum(dim=1).view(-1, 1, 1, 1)
+    mean = without_hidden(x, hidden).sum(dim=2, keepdim=True) / visible
     return without_hidden(x - mean, hidden), mean
 
 

@@ -1,1 +1,1 @@
-"""The paper's algorithm put together from `quantize/`, with every choice an option."""
+"""The paper's algorithm, put together from `quantize/`; every choice is an option."""

@@ -10,12 +10,12 @@ from ..block_mask import BLOCK_TOKENS, blocks_of
 
 
 def overlapping(active_blocks: torch.Tensor, rows: slice, keys: slice) -> torch.Tensor:
-    """The part of (B, Hq, Tq, Tk) whose blocks have some of the query tokens `rows` and the key tokens `keys`."""
+    """The part of (B, Hq, Tq, Tk) whose blocks contain any of the query tokens `rows` and of the key tokens `keys`."""
     return active_blocks[:, :, _blocks(rows), _blocks(keys)]
 
 
 def mask_skipped_blocks_(scores: torch.Tensor, active: torch.Tensor, rows: slice, keys: slice) -> torch.Tensor:
-    """Set the scores (B, Hq, rows, keys) of blocks that `overlapping` does not call active to -inf."""
+    """Set the scores (B, Hq, rows, keys) of skipped blocks to -inf; `active` comes from `overlapping`."""
     active = active.repeat_interleave(BLOCK_TOKENS, dim=2).repeat_interleave(BLOCK_TOKENS, dim=3)
     first_row, first_key = rows.start % BLOCK_TOKENS, keys.start % BLOCK_TOKENS
     active = active[:, :, first_row : first_row + scores.shape[2], first_key : first_key + scores.shape[3]]

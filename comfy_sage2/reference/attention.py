@@ -33,17 +33,17 @@ def reference_attention(
         q: (B, Hq, Nq, D); k: (B, Hkv, Nkv, D); v: (B, Hkv, Nkv, Dv); any float dtype.
         options: None is SageAttn2-8b with the paper's groups.
         attn_mask: None or 4-D, broadcasting to (B, Hq, Nq, Nkv): bool (True = attend) or additive. Keys that it hides
-            from all queries and heads leave no trace, whatever their K and V hold (`hidden_keys`).
+            from all queries and heads have no effect, whatever their K and V hold (`hidden_keys`).
         active_blocks: None, or bool (B | 1, Hq | 1, Tq, Tk): which blocks of 128 keys each block of 128 queries attends
-            to. On a CPU those that no head and no query of a row block needs are not computed.
-        rotated_heads: None, or bool (B, Hkv): which heads to rotate with rotate=None, in place of those that gain.
+            to. A CPU skips the computation of blocks that no head and no query of a row block needs.
+        rotated_heads: None, or bool (B, Hkv): which heads to rotate with rotate=None, instead of those that gain.
 
     Returns:
         out (B, Hq, Nq, Dv) float32 and lse (B, Hq, Nq) float32, the natural log-sum-exp of the scaled scores.
     """
     options = ReferenceOptions() if options is None else options
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-    # Products of whole numbers in float32 are exact; under autocast they would be rounded to 16 bits.
+    # Products of integers in float32 are exact; under autocast they would be rounded to 16 bits.
     with torch.autocast(q.device.type, enabled=False):
         prepared = prepare(q, k, v, options, hidden_keys(attn_mask), rotated_heads)
         outs, lses = [], []
@@ -63,7 +63,7 @@ def reference_attention(
             if prepared.k_mean is not None:  # the row constant that smooth K leaves out of the scores
                 lse = lse + scale * grouped_product(q[:, :, rows].float(), prepared.k_mean).squeeze(3)
             if attn_mask is not None and attn_mask.dtype != torch.bool:
-                # Where the mask's lowest number was cut to what float32 holds in units of log2.
+                # These rows' mask was clamped to what float32 holds in units of log2.
                 lse = lse.masked_fill(softmax.is_lowest(), torch.finfo(attn_mask.dtype).min)
             lses.append(lse)
         return torch.cat(outs, dim=2), torch.cat(lses, dim=2)

@@ -1,4 +1,4 @@
-"""How much of its queries' probability each key block is estimated to hold, from means of 16 tokens of Q and K."""
+"""Estimates how much of its queries' probability each key block holds, from means of 16 tokens of Q and K."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..block_mask import BLOCK_TOKENS, blocks_of
 POOL_TOKENS = 16  # tokens of a sub-pool
 POOLS_OF_BLOCK = BLOCK_TOKENS // POOL_TOKENS
 LOWEST_BLOCK_SCORE = -126.0
-"""log2 of the smallest normal float32: a share below it counts as it."""
+"""log2 of the smallest normal float32; lower scores are raised to it."""
 
 _SCORE_BYTES = 64 << 20  # of the scores of sub-pools that are in memory at once
 
 
 def pool_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The means of each 16 tokens, and how many tokens each of them has: the last one may have fewer.
+    """The mean of every 16 tokens, and how many tokens each mean has: the last one may have fewer.
 
     x: (..., N, D), any float dtype. Returns (..., pools, D) and (pools,), float32, or float64 for a float64 `x`.
     """
@@ -31,21 +31,21 @@ def pool_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def block_scores(q: torch.Tensor, k: torch.Tensor, *, scale: float, block_means: bool = False) -> torch.Tensor:
-    """log2 of the share of probability that each key block is estimated to have for each block of queries.
+    """Estimate the share of probability that each key block has for each block of queries, as log2.
 
-    Sub-pools of 16 tokens stand for their tokens: a sub-pool of Q attends to all sub-pools of K, each of which counts
-    as often as it has tokens; a key block has the sum of its sub-pools, and a query block the mean over its queries.
-    So the rows of a head and a query block add up to 1.
+    Sub-pools of 16 tokens stand for their tokens: a sub-pool of Q attends to all sub-pools of K, each weighted by its
+    number of tokens; a key block has the sum of its sub-pools, and a query block the mean over its queries. So the
+    shares of a head and a query block add up to 1.
 
     Args:
         q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D), any float dtype; head h of q reads head h // (Hq / Hkv) of k.
         scale: softmax scale.
         block_means: the mean of a key block stands for its tokens, as in `pooled_tail`. With a tail these scores choose
-            better: what they overestimate is computed, and what sub-pools find in other blocks the tail has not.
+            better: blocks that they overestimate are computed, and the tail lacks what only sub-pools find in the rest.
 
     Returns:
-        (B, Hq, Tq, Tk) float32 on q's device, at least LOWEST_BLOCK_SCORE. NaN in a sub-pool of Q makes the scores
-        of its block NaN, in one of K those of its head. float64 inputs are computed and returned in float64.
+        (B, Hq, Tq, Tk) float32 on q's device, at least LOWEST_BLOCK_SCORE. NaN in a sub-pool of Q makes the scores of
+        its block NaN; NaN in one of K makes those of its head NaN. float64 inputs give float64 scores.
     """
     shape = (q.shape[0], q.shape[1], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
     scores = q.new_empty(shape, dtype=dtype_of(q))
@@ -66,22 +66,21 @@ def _scores_of_head_(scores: torch.Tensor, q: torch.Tensor, k: torch.Tensor, sca
         counts = _sums_of_blocks(key_counts)
         means = _sums_of_blocks((key_pools * key_counts[:, None]).T).T / counts[:, None]
         key_pools = means.repeat_interleave(POOLS_OF_BLOCK, dim=0)[: key_pools.shape[0]]
-    # The softmax is the same for all vectors that are taken from K; what its tokens have in common costs digits.
+    # Subtracting one vector from all of K does not change the softmax; what K's tokens have in common costs digits.
     key_pools = key_pools - key_pools.mean(dim=0)
     step = max(_SCORE_BYTES // (key_pools.shape[0] * key_pools.itemsize) // POOLS_OF_BLOCK, 1)  # query blocks
     for first in range(0, scores.shape[0], step):
         pools = slice(first * POOLS_OF_BLOCK, (first + step) * POOLS_OF_BLOCK)
-        of_pools = query_pools[pools] @ key_pools.T * scale + key_counts.log()
-        shares = _sums_of_blocks(of_pools.softmax(dim=1))
+        pool_scores = query_pools[pools] @ key_pools.T * scale + key_counts.log()
+        pool_shares = _sums_of_blocks(pool_scores.softmax(dim=1))
         weights = query_counts[pools]
-        of_blocks = _sums_of_blocks((shares * weights[:, None]).T).T / _sums_of_blocks(weights)[:, None]
-        scores[first : first + step] = of_blocks.log2().clamp_min(LOWEST_BLOCK_SCORE)
+        shares = _sums_of_blocks((pool_shares * weights[:, None]).T).T / _sums_of_blocks(weights)[:, None]
+        scores[first : first + step] = shares.log2().clamp_min(LOWEST_BLOCK_SCORE)
 
 
-def _sums_of_blocks(of_pools: torch.Tensor) -> torch.Tensor:
+def _sums_of_blocks(x: torch.Tensor) -> torch.Tensor:
     """Along the last axis, the sums over the sub-pools of each block: (..., pools) -> (..., blocks)."""
-    pools = of_pools.shape[-1]
-    padded = torch.nn.functional.pad(of_pools, (0, -pools % POOLS_OF_BLOCK))
+    padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % POOLS_OF_BLOCK))
     sums: torch.Tensor = padded.unflatten(-1, (-1, POOLS_OF_BLOCK)).sum(dim=-1)
     return sums
 
@@ -97,5 +96,5 @@ def highest_blocks(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def blocks_of_share(share: float, key_blocks: int) -> int:
-    """How many of `key_blocks` a share in (0, 1] is: rounded half up, at least one."""
+    """The number of blocks in a share, in (0, 1], of `key_blocks`: rounded half up, at least one."""
     return max(1, math.floor(share * key_blocks + 0.5))

@@ -1,4 +1,4 @@
-"""Attention in full precision, tiled so that memory stays O(N D): the truth the others are measured against."""
+"""Attention in full precision, with which the others are compared, tiled so that memory stays O(N D)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def exact_attention(
             lse = scores.logsumexp(dim=-1)
             is_empty = (lse == -math.inf)[..., None]
             weights = (scores - lse[..., None].masked_fill(is_empty, 0.0)).exp()
-            # The LSE of a row at the lowest number of a mask is rounded by more than the weights' sum.
+            # For a row at the lowest number of a mask, the LSE is rounded so much that the weights do not sum to 1.
             weights = weights / weights.sum(dim=-1, keepdim=True).masked_fill(is_empty, 1.0)
             outs.append(torch.nn.functional.dropout(weights, dropout_p) @ v)
             lses.append(lse)
@@ -64,7 +64,7 @@ def exact_attention(
 
 
 def group_size(q: torch.Tensor, k: torch.Tensor) -> int:
-    """How many heads of q share one of k; 1 too where one head of q is for all of them."""
+    """How many heads of q share one of k; also 1 if one head of q is for all heads of k."""
     if q.dim() < 3 or k.dim() < 3:
         return 1
     q_heads, kv_heads = q.size(-3), k.size(-3)  # nested tensors have no shape

@@ -10,10 +10,10 @@ from .scores import LOG2_E, LOWEST_MASK_TERM
 
 
 def hidden_keys(attn_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Which keys a padding mask hides: bool (B | 1, Nkv), or None where `attn_mask` has a row a query or head.
+    """Which keys a padding mask hides: bool (B | 1, Nkv); None if `attn_mask` has a row for each query or head.
 
-    A key is hidden by False, by minus infinity and by the lowest number of the mask's type. Where a mask hides all keys
-    of a batch entry, none counts as hidden: a row of the lowest number alone is a uniform row.
+    False, minus infinity and the lowest number of the mask's type hide a key. If a mask hides all keys of a batch
+    entry, none counts as hidden: a row of only the lowest number is a uniform row.
     """
     if attn_mask is None or not all(attn_mask.shape[axis] == 1 or attn_mask.stride(axis) == 0 for axis in (1, 2)):
         return None
@@ -24,15 +24,15 @@ def hidden_keys(attn_mask: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def has_rows(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether a 4-D mask of this form has a row for each query or head, of numbers for each key."""
+    """Whether a 4-D mask of this form has a row for each query or head, with a number for each key."""
     return shape[3] > 1 and any(shape[axis] > 1 and stride[axis] != 0 for axis in (1, 2))
 
 
 def keys_hidden_from_all_rows(attn_mask: torch.Tensor, q_length: int, *, is_causal: bool) -> torch.Tensor:
     """Which keys a mask that `has_rows` hides from all queries of a head: bool (B | 1, Hq | 1, Nkv).
 
-    A row that holds nothing above the lowest number of its type attends to all that is finite in it: in a head with
-    such a row only minus infinity hides. Where a mask hides all keys of a head, none counts as hidden.
+    A row without a number above the lowest of its type attends to all keys with finite numbers: in a head with such a
+    row, only minus infinity hides. If a mask hides all keys of a head, none counts as hidden.
     """
     sizes = (1 if attn_mask.stride(axis) == 0 else attn_mask.shape[axis] for axis in (0, 1, 2))
     mask = attn_mask[tuple(slice(size) for size in sizes)]
@@ -49,7 +49,7 @@ def keys_hidden_from_all_rows(attn_mask: torch.Tensor, q_length: int, *, is_caus
 
 
 def shows(mask: torch.Tensor) -> torch.Tensor:
-    """Where a mask does not hide: bool of its shape."""
+    """Where a mask shows keys: bool of its shape."""
     if mask.dtype == torch.bool:
         return mask
     if mask.dtype == torch.float16:

@@ -14,9 +14,9 @@ from ..quantize.smoothing import SAMPLED_TOKENS
 
 # With P up to 448, V up to this and 64 keys, a half-precision sum stays below 65504.
 FP16_ACCUMULATOR_V_MAXIMUM = 2.25
-# What P is scaled to in fp16, where that replaces E4M3.
+# What P is scaled to in fp16 if that replaces E4M3.
 P_MAXIMUM_IN_HALVES = 448.0
-# What P is scaled to in the precise mode's FP16: below 65504 by more than the maximum of a row grows at a time.
+# What P is scaled to in the precise mode's FP16. The room up to 65504 is for rows whose maximum grows.
 PRECISE_P_MAXIMUM = 64.0
 _ROTATIONS = {"off": False, "on": True, "auto": None, "given": None}
 _PRECISE_P_FORMATS = {torch.float16: FP16, torch.bfloat16: BF16, torch.float32: FP32}
@@ -29,26 +29,27 @@ class ReferenceOptions:
     qk_format: INT8, INT4, or for ablations a float format.
     groups: the tokens of Q and K that share a scale, and the block sizes.
     smooth_q, smooth_k, smooth_v: sections 3.1 and 3.4.
-    k_mean_tokens: K's mean is that of so many tokens spread over the sequence (`quantize.smoothing.sampled_tokens`),
-        None: of all, as in the paper. Where a mask may hide keys it is that of all others.
-    slice_tokens: K's and V's means, V's scale and the choice of rotated heads are those of so many first tokens, as
-        where q, k and v are quantized in slices; None: of all. Without a mask.
+    k_mean_tokens: K's mean is that of this many tokens spread over the sequence (`quantize.smoothing.sampled_tokens`);
+        None: of all, as in the paper. If a mask may hide keys, it is that of all other keys.
+    slice_tokens: K's and V's means, V's scale and the choice of rotated heads come from this many first tokens, as when
+        q, k and v are quantized in slices; None: from all. Only without a mask.
     rotate: multiply Q and K by a Hadamard matrix after smoothing (`quantize.rotation`); None: in the heads that the
-        call names, or else in those that gain (`quantize.rotation_choice`). In INT4 rotated heads are INT4_CLIPPED,
-        with a scale for each token of Q whatever `groups` says of Q, if `clip_rotated`.
+        call names, or else in those that gain (`quantize.rotation_choice`).
+    clip_rotated: rotated heads, which are INT4, take INT4_CLIPPED and a scale for each token of Q, whatever `groups`
+        says of Q.
     p_format, v_format: E4M3, E5M2, INT8, FP16, BF16 or FP32.
     p_maximum, v_maximum: what P = 1 and V's channel maximum are scaled to; None is the largest of the format.
     v_powers_of_two: V's scales are rounded up to powers of two.
-    v_tile: keys that share a second scale of V, one for all channels, or where they are unlike have one each, a factor
-        of P; None: V has a scale a channel alone.
-    p_of_step: P is rounded relative to the largest of its row in the step, and not to the row's running maximum.
+    v_tile: this many keys share a second scale of V, one for all channels; unlike keys have one each, which becomes a
+        factor of P. None: V has only a scale per channel.
+    p_of_step: P is rounded relative to its row's maximum in the step, not to the row's running maximum.
     accumulator: precision of the P V accumulator inside a key block.
-    two_level: add each key block's product to a float32 buffer; off, one accumulator runs over all keys.
+    two_level: add each key block's product to a float32 buffer; if False, one accumulator runs over all keys.
     sum_quantized_p: the row sum l adds P after its rounding, as a row sum on the tensor core does.
-    keys_per_step: keys that the online softmax takes in at a time; None is a key block of `groups`.
-    last_keys_first: the steps go from the last keys to the first, as the sm90 kernels do.
-    diagonal_early: where queries and keys are the same tokens, the step with the keys at the place of a block of
-        queries comes first, or second with `last_keys_first`, as the kernels take it.
+    keys_per_step: keys that the online softmax processes at a time; None is a key block of `groups`.
+    last_keys_first: the steps go from the last keys to the first, as in the sm90 kernels.
+    diagonal_early: if queries and keys are the same tokens, the step with the tokens of a block of queries comes first,
+        or second with `last_keys_first`, as in the kernels.
     """
 
     qk_format: NumberFormat = INT8
@@ -80,10 +81,10 @@ class ReferenceOptions:
     ) -> ReferenceOptions:
         """The numerics of a public call with tensors of `dtype`.
 
-        Scores are INT8 with smooth K in mode "8b", INT4 with smooth Q and K in "4b". P and V are as `pv` says, with
-        "auto" in E4M3. The row sum adds P after its rounding, as the kernels' does; the paper's adds it before, as the
-        defaults have it. "precise" has the scores of "8b", keeps V as it is and rounds P to `dtype`, or with FP16 sums
-        both to fp16; with P of 16 bits the row sum adds P before its rounding. Rotated INT4 is clipped.
+        Scores are INT8 with smooth K in mode "8b", INT4 with smooth Q and K in "4b". P and V have the format `pv`;
+        "auto" is E4M3. The row sum adds P after its rounding, as in the kernels; in the paper, and by default, it adds
+        P before. "precise" has the scores of "8b", keeps V unquantized and rounds P to `dtype`, or with FP16 sums both
+        to fp16; with P of 16 bits the row sum adds P before its rounding. Rotated INT4 is clipped.
         """
         numerics = cls(
             groups=groups,
@@ -110,7 +111,7 @@ class ReferenceOptions:
             numerics = replace(numerics, accumulator=ACCUMULATE_FP32)
         if options.pv_accumulator == "fp16":
             numerics = replace(numerics, accumulator=ACCUMULATE_FP16, v_maximum=FP16_ACCUMULATOR_V_MAXIMUM)
-        # "precise" with FP32 sums keeps V as it is.
+        # "precise" with FP32 sums does not quantize V.
         in_halves = options.pv_accumulator == "fp16" if options.mode == "precise" else options.pv == "fp16"
         if in_halves:
             accumulator = replace(numerics.accumulator, keys_per_instruction=16)

@@ -1,4 +1,4 @@
-"""A tail for attention with block lists: the key blocks that no list has take part by means of their tokens."""
+"""A tail for attention with block lists: the key blocks outside a list contribute by the means of their tokens."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def add_pooled_tail_(
 ) -> None:
     """Correct the output and the LSE of a call with block lists for the blocks that it left out.
 
-    Such a block is one key and one value, the means of its tokens, that count as often as it has tokens. Their scores
-    are those of the mean of 16 queries, but for what all keys have in common: `center_of` k, which each query has by
-    itself. Query blocks with all key blocks active stay as they are.
+    Such a block counts as one key and one value, the means of its tokens, weighted by its number of tokens. Its scores
+    are those of the mean of 16 queries, except for what all keys have in common, `center_of` k: its score is that of
+    each query itself. Query blocks with all key blocks active do not change.
 
     Args:
         q, out: (B, Hq, Nq, D), k, v: (B, Hkv, Nkv, D), any float dtype; out is written to.
@@ -54,24 +54,24 @@ def add_pooled_tail_(
                 pools = pool_tokens(queries)[0]
                 scores = pools @ key_means.T * scale + tokens_of_blocks(keys).log()
                 scores = scores.masked_fill(active[: pools.shape[0]], -torch.inf)
-                of_pools = scores.logsumexp(dim=1)
-                # A sub-pool without a tail has no probabilities: 0 instead of -inf keeps NaN away.
-                shares = (scores - of_pools.masked_fill(of_pools == -torch.inf, 0.0)[:, None]).exp()
+                pool_lse = scores.logsumexp(dim=1)
+                # A sub-pool without a tail has the LSE -inf, which would give NaN.
+                shares = (scores - pool_lse.masked_fill(pool_lse == -torch.inf, 0.0)[:, None]).exp()
                 pool = torch.arange(q_length, device=q.device) // POOL_TOKENS  # of each query
-                tails = of_pools[pool] + (queries @ center.T * scale)[:, 0]
+                tails = pool_lse[pool] + (queries @ center.T * scale)[:, 0]
                 lists = lse[b, head].to(queries.dtype)
                 both = torch.logaddexp(lists, tails)
                 corrected = (
                     out[b, head].to(queries.dtype) * (lists - both).exp()[:, None]
                     + (shares @ value_means)[pool] * (tails - both).exp()[:, None]
                 )
-                has_tail = of_pools[pool] != -torch.inf
+                has_tail = pool_lse[pool] != -torch.inf
                 out[b, head] = torch.where(has_tail[:, None], corrected.to(out.dtype), out[b, head])
                 lse[b, head] = torch.where(has_tail, both.to(lse.dtype), lse[b, head])
 
 
 def block_means(x: torch.Tensor) -> torch.Tensor:
-    """The mean of each 128 tokens of x (..., N, D): (..., T, D) float32, or float64 for a float64 `x`."""
+    """The mean of every 128 tokens of x (..., N, D): (..., T, D) float32, or float64 for a float64 `x`."""
     dtype = dtype_of(x)
     full = x.shape[-2] // BLOCK_TOKENS * BLOCK_TOKENS
     means: torch.Tensor = x[..., :full, :].unflatten(-2, (-1, BLOCK_TOKENS)).mean(dim=-2, dtype=dtype)

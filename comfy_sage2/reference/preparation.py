@@ -44,11 +44,11 @@ def prepare(
 ) -> Prepared:
     """Smooth and quantize q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D) of any float dtype.
 
-    hidden: None, or bool (B | 1, Nkv) of `hidden_keys`: keys whose K and V become zeros behind smoothing.
-    rotated_heads: None, or bool (B, Hkv): the heads to rotate with rotate=None, in place of those that gain.
+    hidden: None, or bool (B | 1, Nkv) of `hidden_keys`: keys whose K and V become zeros after smoothing.
+    rotated_heads: None, or bool (B, Hkv): the heads to rotate with rotate=None, instead of those that gain.
     """
     q, k, v = q.float(), k.float(), v.float()
-    whole_q = q
+    unsmoothed_q = q
     q_block_means = k_mean = v_mean = None
     if options.smooth_q:
         q, q_block_means = smooth_blocks(q, options.groups.block_q)
@@ -59,10 +59,10 @@ def prepare(
     k, v = without_hidden(k, hidden), without_hidden(v, hidden)
     plain, rotated = options.of_heads(rotated=False), options.of_heads(rotated=True)
     if options.rotate is None:
-        gains = _gains(whole_q, k, options, hidden) if rotated_heads is None else rotated_heads
-        as_they_are, turned = _quantized(q, k, plain), _quantized(q, k, rotated)
-        q_quantized = _chosen(gains.repeat_interleave(q.shape[1] // k.shape[1], dim=1), turned[0], as_they_are[0])
-        k_quantized = _chosen(gains, turned[1], as_they_are[1])
+        heads = _gains(unsmoothed_q, k, options, hidden) if rotated_heads is None else rotated_heads
+        plain_qk, rotated_qk = _quantized(q, k, plain), _quantized(q, k, rotated)
+        q_quantized = _chosen(heads.repeat_interleave(q.shape[1] // k.shape[1], dim=1), rotated_qk[0], plain_qk[0])
+        k_quantized = _chosen(heads, rotated_qk[1], plain_qk[1])
     else:
         q_quantized, k_quantized = _quantized(q, k, rotated if options.rotate else plain)
     return Prepared(
@@ -98,7 +98,7 @@ def heads_that_gain(
 
 
 def leaves_head_room(v: torch.Tensor, options: ReferenceOptions) -> torch.Tensor:
-    """Whether V (B, H, N, D) is too large somewhere for the scale of its first `slice_tokens`: bool ()."""
+    """Whether V (B, H, N, D) anywhere exceeds the head room above its first `slice_tokens` tokens: bool ()."""
     v = v.float()
     if options.smooth_v:
         v, _ = smooth_tokens(v, counted=options.slice_tokens)
@@ -132,7 +132,7 @@ def _quantized(q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions) -> t
 
 
 def _chosen(heads: torch.Tensor, rotated: Quantized, plain: Quantized) -> Quantized:
-    """`rotated` in the `heads` (B, H), else `plain`, whose values are filled up with zeros."""
+    """`rotated` in the `heads` (B, H), else `plain`, whose values are padded with zeros."""
     heads = heads[:, :, None, None]
     values = pad(plain.values, (0, rotated.values.shape[3] - plain.values.shape[3]))
     return Quantized(torch.where(heads, rotated.values, values), torch.where(heads, rotated.scale, plain.scale))

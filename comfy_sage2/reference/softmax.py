@@ -32,16 +32,16 @@ class OnlineSoftmax:
         self._out = self._v.new_zeros(batch * kv_heads, q_heads // kv_heads * rows, head_dim)
 
     def add(self, scores: torch.Tensor, keys: slice) -> None:
-        """Take in one block of keys: scores (B, Hq, rows, keys), overwritten."""
+        """Add one block of keys by its scores (B, Hq, rows, keys), which are overwritten."""
         term = None if self._term is None else self._term[..., keys]
         if term is not None:
             scores += term  # P takes the scales of V's tokens as factors
-        of_step = scores.amax(dim=3, keepdim=True)
-        maximum = torch.maximum(self._maximum, of_step)
-        # A row that has met only masked keys has maximum -inf; 0 in its place keeps exp2 at 0 instead of NaN.
+        step_maximum = scores.amax(dim=3, keepdim=True)
+        maximum = torch.maximum(self._maximum, step_maximum)
+        # A row with only masked keys so far has the maximum -inf; with 0 in its place exp2 gives 0, not NaN.
         shift = maximum.masked_fill(maximum == -math.inf, 0.0)
         decay = (self._maximum - shift).exp2_()
-        base = of_step.masked_fill(of_step == -math.inf, 0.0) if self._options.p_of_step else shift
+        base = step_maximum.masked_fill(step_maximum == -math.inf, 0.0) if self._options.p_of_step else shift
         p = scores.sub_(base).exp2_()
         if not self._options.sum_quantized_p:
             row_sum = p.sum(dim=3, keepdim=True)
@@ -49,11 +49,11 @@ class OnlineSoftmax:
         p = self._options.p_format.round(whole_p)
         if self._options.sum_quantized_p:
             row_sum = p.sum(dim=3, keepdim=True) / self._p_maximum
-        if term is not None:  # quiet tokens may have most of the sum
+        if term is not None:  # tokens with small values of V may have most of the sum
             without_terms = (whole_p @ (-term).exp2().mT) / self._p_maximum
             row_sum = torch.where((term != 0.0).any(dim=3, keepdim=True), without_terms, row_sum)
         if self._options.p_of_step:
-            factor = (base - shift).masked_fill(of_step == -math.inf, 0.0).exp2_()
+            factor = (base - shift).masked_fill(step_maximum == -math.inf, 0.0).exp2_()
             row_sum = row_sum * factor
         self._sum = self._sum * decay + row_sum
         self._maximum = maximum
@@ -81,5 +81,5 @@ class OnlineSoftmax:
         return ((self._maximum + self._sum.log2()) * math.log(2.0)).squeeze(3)
 
     def is_lowest(self) -> torch.Tensor:
-        """The rows (B, Hq, rows) that attended to nothing but keys with the lowest mask value."""
+        """The rows (B, Hq, rows) that attended only to keys with the lowest mask value."""
         return (self._maximum.isfinite() & (self._maximum <= LOWEST_MASK_TERM * 0.999)).squeeze(3)

@@ -9,7 +9,7 @@ import torch
 from ..block_mask import BLOCK_TOKENS
 from .options import ReferenceOptions
 
-# Scores held at a time over all heads: large enough to hide PyTorch's cost a call, small enough for a CPU's cache.
+# Scores in memory at a time, over all heads: enough to hide PyTorch's cost per call, few enough for a CPU's cache.
 _TILE_SCORES = 1 << 19
 _TILE_SCORES_ON_GPU = 1 << 26
 
@@ -17,7 +17,7 @@ _TILE_SCORES_ON_GPU = 1 << 26
 def row_tiles(q: torch.Tensor, options: ReferenceOptions) -> Iterator[slice]:
     """The queries of q (B, Hq, Nq, D) that are computed at a time; each slice starts at a multiple of block_q."""
     rows = block_q = options.groups.block_q
-    if not options.diagonal_early:  # otherwise blocks differ in the order of their keys
+    if not options.diagonal_early:  # with it, blocks differ in the order of their keys
         tile = _TILE_SCORES_ON_GPU if q.is_cuda else _TILE_SCORES
         rows = tile // (q.shape[0] * q.shape[1] * _keys_per_step(options))
         rows = max(rows // block_q, 1) * block_q
@@ -32,7 +32,7 @@ def _keys_per_step(options: ReferenceOptions) -> int:
 def key_steps(
     rows: slice, q_length: int, kv_length: int, options: ReferenceOptions, *, is_causal: bool
 ) -> Iterator[slice]:
-    """The keys that the softmax of `rows` (of one block, with `diagonal_early`) takes in at a time, in its order."""
+    """The keys of each step of the softmax of `rows` (one block, with `diagonal_early`), in its order."""
     has_diagonal = is_causal or q_length == kv_length
     if is_causal:
         kv_length = min(kv_length, rows.stop)

@@ -1,4 +1,4 @@
-"""Tokens whose blocks are never left out, such as those of text and sound beside a video's."""
+"""Tokens whose blocks are never left out, such as those of text and sound beside a video."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from ..block_mask import BLOCK_TOKENS, blocks_of
 from ..system.readback import constant
 
-TokenRange = tuple[int, int]  # from a token to before another one
+TokenRange = tuple[int, int]  # the first token, and the token after the last one
 
 
 @lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""The key blocks of a call as its kernels take them, and the tail of those that it leaves out."""
+"""The key blocks of a call in the form that its kernels take, and the tail of the blocks that it leaves out."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class CallBlocks(NamedTuple):
 
     Attributes:
         mask: the active blocks.
-        tail_lists: lists as those of `mask`; the blocks that are in none take part by the means of their tokens. None
-            where no head has a tail.
+        tail_lists: lists like those of `mask`; blocks outside a list contribute by the means of their tokens. None if
+            no head has a tail.
     """
 
     mask: BlockMask
@@ -29,7 +29,7 @@ class CallBlocks(NamedTuple):
 
 
 def call_blocks(blocks: Blocks, lists: torch.Tensor | None = None) -> CallBlocks:
-    """These blocks as lists; they may be known."""
+    """Convert blocks to lists, unless `lists` has them already."""
     if lists is None:
         lists = _lists(blocks)
     if blocks.by_tail is None:
@@ -58,7 +58,7 @@ def run_sparse(
     v: torch.Tensor,
     optional: OptionalTensors,
 ) -> torch.Tensor | str:
-    """The output of the call of `dense` with these blocks alone, or why its backend cannot compute it."""
+    """The output of the call of `dense` with only these blocks, or why its backend cannot compute it."""
     listed = listed_plan(dense, return_lse=blocks.tail_lists is not None)
     if isinstance(listed, Refusal):
         return listed.reason
@@ -80,7 +80,7 @@ def add_tail_(
 ) -> None:
     """Correct the output and the LSE of a call of `blocks.mask` for the blocks that it left out, in place.
 
-    Tensors are in `layout`. nonfinite: as of `attention`; the call has not read what the tail reads.
+    Tensors are in `layout`. nonfinite: as for `attention`; set here too, as the tail reads what the call left out.
     """
     if blocks.tail_lists is None or lse is None:
         return

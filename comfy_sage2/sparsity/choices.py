@@ -1,9 +1,9 @@
 """The key blocks that the calls of one sampling compute: each call chooses them, and keeps them for the next step.
 
 A choice needs no dense call and no wait for the device: it ranks the blocks by means of Q and K, and each head leaves
-out as many of the lowest ones as its bound allows. The calls of the next step have other values in q, k and v but much
-the same blocks. They reuse the choice, so that half of the calls save its time. The first of them checks whether its
-heads stay within the bound: a sampler may go on with another latent without any sign.
+out as many of the lowest ones as its bound allows. In the next step q, k and v have other values, but much the same
+blocks matter. Its calls reuse the choice, so that half of all calls save the time of a choice. The first of them checks
+whether its heads stay within the bound, because a sampler may switch to another latent without notice.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .levels import Level
 from .packed_blocks import KeptBlocks
 from .thresholds import blocks_error, choose
 
-STEPS_SERVED = 2  # by one choice, the step in which it is made counted
+STEPS_SERVED = 2  # the steps that use one choice, including the step that makes it
 
-ModelChanges = frozenset[tuple[Hashable, float]]  # what makes the model another one for a pass, and how strong it is
+ModelChanges = frozenset[tuple[Hashable, float]]  # what changes the model for a pass, each with its strength
 
 
 class Moment(NamedTuple):
-    """When a pass of the model is made.
+    """When a pass of the model runs.
 
     Attributes:
         step: sampling step, from 0.
         evaluation: the sampler's evaluation of the model that the pass belongs to. A step may have several, even at the
-            same noise level; always the same number where the sampler does not tell.
+            same noise level. Always the same number if the sampler does not tell.
     """
 
     step: int
@@ -43,13 +43,13 @@ class Moment(NamedTuple):
 
 
 class ChoiceKey(NamedTuple):
-    """What calls that share a choice have in common: everything but the latent that the blocks depend on."""
+    """What calls that share a choice have in common: everything that the blocks depend on, except the latent."""
 
     layer: int
     q_shape: tuple[int, ...]
     kv_length: int
     device: torch.device
-    entries: tuple[str, ...] = ()  # what the entries of the batch are made for, in order; empty where nobody tells
+    entries: tuple[str, ...] = ()  # what each batch entry is for, in order; empty if unknown
     changes: ModelChanges = frozenset()
 
 
@@ -60,8 +60,8 @@ class _Choice(NamedTuple):
     blocks: KeptBlocks
 
 
-# A number for each head, which stays on the device until someone reads it, and the moment of its call: (Hq,), or
-# (B, Hq), of which the largest ones count.
+# The moment of a call, and a number for each head, which stays on the device until it is read: (Hq,), or (B, Hq), of
+# which the largest number of each head counts.
 Figure = tuple[Moment, torch.Tensor]
 
 
@@ -70,10 +70,10 @@ class Figures:
     """What the sampling did with a layer's blocks.
 
     Attributes:
-        computed: of each call, the share of the blocks that it computed.
-        errors: of each choice, the error on the sampled rows.
-        tails: of each choice, whether a head has a tail.
-        outdated: of each choice that replaces another, the error that the old blocks would have had there.
+        computed: for each call, the share of the blocks that it computed.
+        errors: for each choice, the error on the sampled rows.
+        tails: for each choice, whether a head has a tail.
+        outdated: for each choice that replaces another, the error that the old blocks would have had there.
     """
 
     computed: list[Figure] = field(default_factory=list)
@@ -89,39 +89,39 @@ class Figures:
 class BlockChoices:
     """The choices of one sampling; several threads may call.
 
-    They take a bit for each block of each call of a pass: B N^2 / 131,072 bytes a head for N queries and keys. Batch
-    entries, such as the caption's and the empty one's, have blocks of their own: a union of both computes 6 more points
-    of them for a decibel.
+    They take a bit for each block of each call of a pass: B N^2 / 131,072 bytes a head for N queries and keys. Each
+    batch entry, such as that of the empty prompt, has its own blocks: the union of two entries' blocks gains one
+    decibel, but computes 6 percentage points more blocks.
 
     Attributes:
-        figures: layer -> what became of its blocks.
+        figures: layer -> its `Figures`.
     """
 
     def __init__(self, level: Level) -> None:
         self._level = level
         self._choices: defaultdict[int, dict[ChoiceKey, _Choice]] = defaultdict(dict)  # of each layer
-        self._step = self._begun_at = 0
-        self._checked: Moment | None = None  # the last one in which blocks of an earlier one were looked at
+        self._step = self._returned_to = 0  # `_returned_to`: the step to which the sampler last went back
+        self._checked: Moment | None = None  # the last moment that checked the blocks of an earlier one
         self.figures: defaultdict[int, Figures] = defaultdict(Figures)
 
     def blocks(
         self, key: ChoiceKey, moment: Moment, inputs: Inputs, *, least_skipped: float = 0.0
     ) -> CallBlocks | None:
-        """The blocks of a call, which this call or an earlier step chooses.
+        """The blocks of a call: those of an earlier step, or a new choice.
 
-        Only blocks of an earlier step wait for the device: for the share that they skip, and the first ones of a moment
-        for what its heads lose on the rows that they were chosen by. If that is too much, all choices of earlier
-        moments are thrown away.
+        Only a call that reuses blocks waits for the device: for the share that they skip, and in the first call of a
+        moment for its heads' errors on the rows by which the blocks were chosen. If these are too large, all choices of
+        earlier moments are dropped.
 
         Args:
-            least_skipped: the share of the blocks that must be skipped to be worth the time, as far as it is known.
+            least_skipped: the share of blocks that reused blocks must skip to be worth the time.
 
         Returns:
-            The blocks, or None where fewer would be skipped.
+            The blocks, or None if they skip fewer.
         """
         self._follow(moment.step)
         known = self._choices[key.layer].get(key)
-        # In the moment of a choice another call may look the same, which has a choice of its own.
+        # Another call in the moment of a choice may have the same key; it makes its own choice.
         earlier = None if known is None or known.moment == moment else known
         if earlier is not None and 0 <= moment.step - earlier.moment.step < STEPS_SERVED:
             if earlier.blocks.skipped_share() < least_skipped:
@@ -133,9 +133,9 @@ class BlockChoices:
         return self._choose(key, moment, inputs, earlier)
 
     def _is_outdated(self, earlier: _Choice, moment: Moment, inputs: Inputs) -> bool:
-        """Whether this call, the first one of `moment` to ask, loses too much by blocks of an earlier one.
+        """Whether this call, if it is the first of `moment`, loses too much by the blocks of an earlier moment.
 
-        That is above the bound of a head, or twice as much as when they were chosen.
+        Too much is more than the bound in any head, or without a bound twice as much as when they were chosen.
         """
         if self._checked == moment:
             return False
@@ -170,28 +170,28 @@ class BlockChoices:
             figures.tails.append((moment, blocks.by_tail))
         if choice.compared_errors is not None:
             figures.outdated.append((moment, choice.compared_errors))
-        of_layer = self._choices[key.layer]
-        known = of_layer.get(key)
+        choices = self._choices[key.layer]
+        known = choices.get(key)
         if known is not None and known.moment == moment:
             blocks = blocks.union(known.blocks.blocks)
             counts = call_blocks(blocks).mask.lists[..., 0]
             kept = KeptBlocks(blocks, counts, choice.errors.maximum(known.blocks.errors))
-        of_layer[key] = _Choice(moment, kept)
-        for other, choice_of_other in list(of_layer.items()):  # such as those of earlier context windows
-            if moment.step - choice_of_other.moment.step >= 2 * STEPS_SERVED:
-                of_layer.pop(other, None)
+        choices[key] = _Choice(moment, kept)
+        for other_key, other_choice in list(choices.items()):  # such as those of earlier context windows
+            if moment.step - other_choice.moment.step >= 2 * STEPS_SERVED:
+                choices.pop(other_key, None)
         return chosen
 
     def _follow(self, step: int) -> None:
-        """Drop all choices when the sampler goes back to `step`: its latent may be another one, as of new frames.
+        """Drop all choices when the sampler goes back to `step`: its latent may be another one, such as of new frames.
 
-        A sampler that looked ahead, as heunpp2 does, has the same latent: it goes back by one step, to behind where it
-        began to look.
+        A sampler that looks ahead, such as heunpp2, has the same latent: it goes back by only one step, and to a later
+        step than the last time.
         """
         if step < self._step:
-            if step < self._step - 1 or step <= self._begun_at:
+            if step < self._step - 1 or step <= self._returned_to:
                 self.clear()
-            self._begun_at = step
+            self._returned_to = step
         self._step = step
 
     def forget(self, moment: Moment) -> None:
@@ -203,15 +203,15 @@ class BlockChoices:
     def clear(self) -> None:
         self._choices.clear()
 
-    def _drop(self, is_meant: Callable[[_Choice], bool]) -> None:
-        for of_layer in list(self._choices.values()):  # other threads may add to them
-            for key, choice in list(of_layer.items()):
-                if is_meant(choice):
-                    of_layer.pop(key, None)
+    def _drop(self, matches: Callable[[_Choice], bool]) -> None:
+        for choices in list(self._choices.values()):  # other threads may add to them
+            for key, choice in list(choices.items()):
+                if matches(choice):
+                    choices.pop(key, None)
 
 
 def values(figures: Iterable[Figure]) -> list[list[float]]:
-    """The numbers of the figures, a list for each call, in no stated order. Waits for each device once."""
+    """The numbers of the figures, a list for each call, in no particular order. Waits for each device once."""
     by_form: defaultdict[tuple[torch.device, torch.Size], list[torch.Tensor]] = defaultdict(list)
     for _, tensor in figures:
         by_form[tensor.device, tensor.shape].append(tensor)

@@ -26,17 +26,17 @@ from .thresholds import choose
 
 @dataclass(frozen=True)
 class Sparse:
-    """Which key blocks of 128 a self-attention call leaves out: those that matter least, by means of 16 tokens of Q, K.
+    """Lets a self-attention call leave out the blocks of 128 keys that matter least, by means of 16 tokens of Q and K.
 
     Attributes:
         bound: None, or the relative L2 error that each head may have on some sampled rows, against exact attention; the
             call leaves out as many blocks as that allows.
         share: None, or the share of the key blocks that each block of 128 queries attends to: the most probable ones.
-        always: ranges of tokens, (first, behind the last), such as those of text. Their blocks are computed whatever
-            they hold: as keys of all queries, and as queries with all keys.
-        tail: each block that is left out takes part by one key and one value, the means of its tokens
-            (`reference.pooled_tail`): with a share in all heads, with a bound in those that compute fewer blocks so. It
-            is slow where a kernel module has no kernels for it.
+        always: ranges of tokens, (first, end), such as those of text. Their blocks are always computed: as keys of all
+            queries, and as queries with all keys.
+        tail: each block that is left out contributes by one key and one value, the means of its tokens
+            (`reference.pooled_tail`): with a share in all heads, with a bound in the heads that then compute fewer
+            blocks. It is slow if a kernel module has no kernels for it.
 
     Raises:
         TypeError, ValueError: not exactly one of bound and share, or a value out of range.
@@ -72,13 +72,13 @@ class Sparse:
                 raise TypeError(f"[SA-215] sparse: always[{number}] must be a pair of integers, got {tokens!r}")
             if not 0 <= tokens[0] < tokens[1]:
                 raise ValueError(
-                    f"[SA-215] sparse: always[{number}] must go from a token to behind a later one, got {tokens}"
+                    f"[SA-215] sparse: always[{number}] must be (first, end) with 0 <= first < end, got {tokens}"
                 )
 
     def reason_against(self, options: AttentionOptions, optional: OptionalTensors) -> str | None:
         """Why a call cannot be sparse in this way, in words for the user, or None.
 
-        A mask that is the same for all queries is no obstacle: the call chooses among the keys that it shows.
+        A mask that is the same for all queries is no obstacle: the call chooses among the visible keys.
         """
         mask = optional.attn_mask
         obstacles = {
@@ -93,7 +93,7 @@ class Sparse:
 
     @classmethod
     def of(cls, sparse: object) -> Sparse | None:
-        """`sparse` of a call, which may be the name of a level of the node; None for None and "off".
+        """The `Sparse` of a call's `sparse`, which may be the name of a level of the node; None for None and "off".
 
         TypeError, ValueError: it is none of these.
         """
@@ -119,9 +119,8 @@ class Sparse:
     ) -> CallBlocks | None:
         """The blocks of a call; no wait for the device.
 
-        None where it is to be dense: with fewer than `levels.LEAST_BLOCKS` blocks of keys, or those from which a bound
-        saves time, with all of its tokens in `always`, or with queries and keys that differ in number, and so are not
-        of the same tokens.
+        None if the call stays dense: it has fewer than `levels.LEAST_BLOCKS` blocks of keys, or too few for a bound to
+        save time; `always` covers all of it; or queries and keys differ in number, and so are not the same tokens.
 
         Args:
             q, k, v, options, optional: of the call, in the layout of the options.
@@ -157,7 +156,7 @@ class Sparse:
                 on_device = constant(q.device, blocks_with, self.always, length) if self.always else None
                 count = blocks_of_share(self.share, scores.shape[3])
                 dense = on_device
-                if not self.tail:  # which shows NaN of the other blocks, too
+                if not self.tail:  # a tail passes on NaN of the other blocks
                     is_unknown = scores.isnan().any(dim=3).any(dim=1).any(dim=0)
                     dense = is_unknown if dense is None else is_unknown | dense
                 mask = BlockMask(block_lists(module, scores, count=count, always=on_device, dense=dense))

@@ -1,4 +1,4 @@
-"""A mask that is the same for all queries, as a bias of each key: what it does to the choice of key blocks."""
+"""A mask that is the same for all queries, as a bias of each key, and its effect on the choice of key blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..reference.hidden_keys import shows
 
 
 def key_bias(mask: torch.Tensor, length: int) -> torch.Tensor:
-    """What the mask adds to the scores of each key, up to a constant, which changes nothing: at most 0.
+    """What the mask adds to the scores of each key, minus its largest value, which does not change the softmax.
 
     mask: (B | 1, Hq | 1, 1, Nkv | 1), bool (True = attend) or additive. Returns float32 (B | 1, Hq | 1, 1, Nkv), -inf
     where a key is hidden; NaN stays.
@@ -17,7 +17,7 @@ def key_bias(mask: torch.Tensor, length: int) -> torch.Tensor:
     if mask.dtype == torch.bool:
         bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
     else:
-        hidden = ~shows(mask)  # as attention takes them; where all keys are, none is
+        hidden = ~shows(mask)  # as in attention, no key is hidden if all are
         bias = mask.float().masked_fill(hidden & ~hidden.all(dim=3, keepdim=True), -torch.inf)
     largest = bias.amax(dim=3, keepdim=True)
     # Where all keys are hidden, -inf - -inf would be NaN.
@@ -29,39 +29,40 @@ def without_hidden_keys(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """k and v (B, Hkv, Nkv, D) in which hidden keys have no effect, whatever they hold, and values of zero.
 
-    Each key is the mean of those that its sub-pool of `block_scores` shows, or that all show where it shows none: so
-    the means of sub-pools are those of their other keys. With a mask for each head of q these have a k each.
+    Each hidden key becomes the mean of the visible keys of its sub-pool of `block_scores`, or of all visible keys if
+    the sub-pool has none. So the mean of a sub-pool is that of its visible keys. With a mask for each head of q, each
+    of these heads gets its own k and v.
     """
     if bias.shape[1] != 1:
         k, v = (tensor.repeat_interleave(q_heads // tensor.shape[1], dim=1) for tensor in (k, v))
     hidden = (bias == -torch.inf).mT  # (B | 1, Hq | 1, Nkv, 1)
-    shown = k.masked_fill(hidden, 0.0)
-    sums = _pools(shown, 2).sum(dim=3, dtype=torch.float32)  # (B, H, pools, D)
+    visible = k.masked_fill(hidden, 0.0)
+    sums = _pools(visible, 2).sum(dim=3, dtype=torch.float32)  # (B, H, pools, D)
     counts = _pools((~hidden).float(), 2).sum(dim=3)
     mean = sums.sum(dim=2, keepdim=True) / counts.sum(dim=2, keepdim=True).clamp_min(1.0)
     means = torch.where(counts > 0.0, sums / counts.clamp_min(1.0), mean).to(k.dtype)
     means = means.repeat_interleave(POOL_TOKENS, dim=2)[:, :, : k.shape[2]]
-    return torch.where(hidden, means, shown), v.masked_fill(hidden, 0.0)
+    return torch.where(hidden, means, visible), v.masked_fill(hidden, 0.0)
 
 
 def add_to_scores(scores: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Scores (B, Hq, Tq, Tk), as `block_scores` gives them of keys without those that are hidden, with the bias.
+    """Add the bias to scores (B, Hq, Tq, Tk) that `block_scores` computed from the k of `without_hidden_keys`.
 
-    A block's share has the factor of its sub-pool with the largest one, relative to that of all keys, so that none is
-    estimated too low; at least LOWEST_BLOCK_SCORE, which blocks of hidden keys have.
+    A block's share is multiplied by the largest factor of its sub-pools, relative to the mean factor of all keys, so
+    that no share is estimated too low. The lowest score is LOWEST_BLOCK_SCORE, which blocks of hidden keys have.
     """
     factors = bias.exp()
     tokens = _pools(torch.ones_like(factors[:1, :1]), 3).sum(dim=4)
-    of_pools = _pools(factors, 3).sum(dim=4) / tokens
-    padded = torch.nn.functional.pad(of_pools, (0, -of_pools.shape[3] % POOLS_OF_BLOCK))
-    of_blocks = padded.unflatten(3, (-1, POOLS_OF_BLOCK)).amax(dim=4)
-    of_all = factors.mean(dim=3, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    biased: torch.Tensor = (scores + (of_blocks / of_all).log2()).clamp_min(LOWEST_BLOCK_SCORE)
+    pool_factors = _pools(factors, 3).sum(dim=4) / tokens
+    padded = torch.nn.functional.pad(pool_factors, (0, -pool_factors.shape[3] % POOLS_OF_BLOCK))
+    block_factors = padded.unflatten(3, (-1, POOLS_OF_BLOCK)).amax(dim=4)
+    mean_factor = factors.mean(dim=3, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    biased: torch.Tensor = (scores + (block_factors / mean_factor).log2()).clamp_min(LOWEST_BLOCK_SCORE)
     return biased
 
 
 def _pools(x: torch.Tensor, axis: int) -> torch.Tensor:
-    """`x` with `axis`, of tokens, as sub-pools and the tokens of each; what lies behind the end is zero."""
-    behind = [0, 0] * (x.dim() - 1 - axis) + [0, -x.shape[axis] % POOL_TOKENS]
-    pools: torch.Tensor = torch.nn.functional.pad(x, behind).unflatten(axis, (-1, POOL_TOKENS))
+    """`x` with its token axis `axis` split into sub-pools and their tokens, padded with zeros."""
+    padding = [0, 0] * (x.dim() - 1 - axis) + [0, -x.shape[axis] % POOL_TOKENS]
+    pools: torch.Tensor = torch.nn.functional.pad(x, padding).unflatten(axis, (-1, POOL_TOKENS))
     return pools

@@ -1,4 +1,4 @@
-"""How much a head's attention may lose by the key blocks that are left out, as the user chooses it."""
+"""The user's choice of how much a head's attention may lose by leaving out key blocks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 
 class Level(NamedTuple):
-    """By a bound or by a share of the blocks.
+    """A bound, or a share of the blocks.
 
     Attributes:
         bound: None, or the relative L2 error of each head, on a sample of its rows.
         share: None, or the share of the key blocks that each head computes for each block of queries.
-        tail: the other blocks take part by the means of their tokens: with a bound in those heads that compute fewer
-            blocks so, with a share in all.
+        tail: the other blocks contribute by the means of their tokens: with a bound in the heads that then compute
+            fewer blocks, with a share in all heads.
     """
 
     bound: float | None = None
@@ -29,21 +29,21 @@ LEVELS = {
     "draft 20 %": Level(share=0.2, tail=True),
     "draft 10 %": Level(share=0.1, tail=True),
 }
-"""Of `sparse`."""
+"""The levels of the node's input `sparse`."""
 
 LEAST_BLOCKS = 64  # of a call's keys: shorter calls stay dense
-LEAST_HEADS = 40  # in all entries of a batch: with fewer of them longer calls do
-LEAST_BLOCKS_WITH_TAIL = 192  # of a call by a bound: in shorter ones a tail costs more than it saves
+LEAST_HEADS = 40  # in the whole batch: with fewer heads, longer calls stay dense too
+LEAST_BLOCKS_WITH_TAIL = 192  # of a call with a bound: in shorter ones a tail costs more than it saves
 
 
 def least_blocks(heads: int) -> int:
-    """The blocks of keys below which a choice by measured errors takes longer than the call saves, in two steps.
+    """The number of key blocks below which a choice by measured errors takes longer than it saves in two steps.
 
-    It takes launches, and a number of rows that falls as calls grow; what it saves grows with heads and length squared.
+    Its cost is launches, and rows, of which longer calls take fewer. What it saves grows with heads and length squared.
     """
     return math.ceil(LEAST_BLOCKS * math.sqrt(max(LEAST_HEADS / heads, 1.0)))
 
 
 def tail_cost(length: int) -> float:
-    """What a tail takes of the time of a dense call with `length` tokens: measured on an H200 at head_dim 128."""
+    """The time of a tail relative to a dense call with `length` tokens: measured on an H200 at head_dim 128."""
     return 0.005 + 1050 / length

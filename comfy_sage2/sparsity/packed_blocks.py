@@ -1,4 +1,4 @@
-"""The blocks of a call, a bit each."""
+"""The blocks of a call, as one bit each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..system.readback import constant, copied
 
 _BITS = 8
 _ROW_BYTES = 4  # rows are multiples of it
-_TAIL = 2.0  # added to the share of a head with a tail, which is at most 1
+_TAIL = 2.0  # added to a head's share, which is at most 1, to mark that it has a tail
 
 
 class Blocks(NamedTuple):
@@ -18,7 +18,7 @@ class Blocks(NamedTuple):
 
     Attributes:
         bits: which ones are computed: uint8 (B, Hq, T, ceil(T / 32) * 4), block 0 in the lowest bit.
-        by_tail: of which heads the others take part by means, bool (B, Hq); None where no head has a tail.
+        by_tail: bool (B, Hq), in which heads the other blocks contribute by means; None if no head has a tail.
     """
 
     bits: torch.Tensor
@@ -26,18 +26,18 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of(cls, active: torch.Tensor, by_tail: torch.Tensor | None = None) -> Blocks:
-        """Those that are active, bool (B, Hq, T, T)."""
+        """Pack the blocks that are active, bool (B, Hq, T, T)."""
         padded = torch.nn.functional.pad(active, (0, -active.shape[3] % (_BITS * _ROW_BYTES)))
         weighted = padded.unflatten(3, (-1, _BITS)) * constant(active.device, _weights)
         return cls(weighted.sum(dim=4, dtype=torch.uint8), by_tail)
 
     def active(self) -> torch.Tensor:
-        """Bool (B, Hq, T, T)."""
+        """Unpack the blocks: bool (B, Hq, T, T)."""
         unpacked = self.bits[..., None] & constant(self.bits.device, _weights)
         return unpacked.ne(0).flatten(3)[..., : self.bits.shape[2]]
 
     def union(self, other: Blocks) -> Blocks:
-        """Those that are in either."""
+        """The blocks that are in either; a head has a tail if it has one in either."""
         both = [by_tail for by_tail in (self.by_tail, other.by_tail) if by_tail is not None]
         return Blocks(self.bits | other.bits, both[0] if len(both) == 1 else both[0] | both[1] if both else None)
 
@@ -46,15 +46,15 @@ class KeptBlocks:
     """The blocks of a call, kept for the next step.
 
     Attributes:
-        shares: of each head's blocks, those that are active: (Hq,) float32 on the device.
-        errors: of each head when they were chosen, (B, Hq) float32.
+        shares: the share of each head's blocks that is active: (Hq,) float32 on the device.
+        errors: the error of each head when the blocks were chosen, (B, Hq) float32.
     """
 
     def __init__(self, blocks: Blocks, counts: torch.Tensor, errors: torch.Tensor) -> None:
-        """counts: of the active blocks of each block of queries, (B, Hq, T)."""
+        """counts: the number of active blocks of each block of queries, (B, Hq, T)."""
         self.blocks, self.errors = blocks, errors
         self.shares = counts.mean(dim=(0, 2), dtype=torch.float32).div_(counts.shape[2])
-        # In one copy, from which the host computes the rest sooner than it would launch that.
+        # One copy holds all: the host computes the rest from it faster than it could launch that.
         figures = self.shares if blocks.by_tail is None else torch.add(self.shares, blocks.by_tail, alpha=_TAIL)
         self._on_host = copied(figures.flatten())
 

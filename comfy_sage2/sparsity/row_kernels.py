@@ -1,7 +1,7 @@
 """A choice of blocks by kernels: what `errors` and `thresholds` compute in plain PyTorch, in a few launches.
 
-The host takes as long for them as a fast GPU for a short call. So what does not depend on the values is made once for
-calls of one form, the kernels' results lie in one piece of memory, and few of them are tensors.
+For a short call, the host takes as long for the launches as a fast GPU takes to run them. So what does not depend on
+values is prepared once for calls of one form, the kernels' results share one allocation, and few of them are tensors.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .packed_blocks import Blocks
 from .sampled_rows import GROUP, places
 
 ROW_NORMS = 27  # kRowNorms of csrc/common/block_selection.h
-_MOST_BLOCKS = 4096  # of a call: a row's take 16 bytes of shared memory each
-_OUTPUT_BYTES = 160 << 20  # of rows from each block, at once
-_ALIGNMENT = 256  # of what kernels write, in bytes
+_MOST_BLOCKS = 4096  # of a call: for a row each takes 16 bytes of shared memory
+_OUTPUT_BYTES = 160 << 20  # of the rows' outputs for each block that are in memory at once
+_ALIGNMENT = 256  # bytes, of each result of the kernels
 
 
 def module_for(inputs: Inputs) -> ModuleType | None:
@@ -56,7 +56,7 @@ def choose(
     sample: int,
     compared: Blocks | None,
 ) -> tuple[Blocks, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """`thresholds.Choice` of cuts at these counts of blocks, falling; `scores` stay as they are."""
+    """The fields of `thresholds.Choice`, for cuts at `counts` of blocks, which fall; does not write to `scores`."""
     batch, heads, blocks, _ = scores.shape
     device = scores.device
     rows = _Rows(module, inputs, sample, level.tail)
@@ -114,7 +114,7 @@ def blocks_error(module: ModuleType, inputs: Inputs, blocks: Blocks, sample: int
 
 
 class _View(NamedTuple):
-    """Some heads of a tensor as a batch of blocks, for `torch.Tensor.as_strided`; first: its place from the tensor's.
+    """Some heads of a tensor as a batch of blocks, for `torch.Tensor.as_strided`; first: its offset in the tensor.
 
     One operation instead of a chain of slices and transpositions, each of which takes microseconds.
     """
@@ -128,13 +128,13 @@ class _View(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Heads of one entry of the batch whose outputs from each block have room at once.
+    """Heads of one batch entry whose outputs for each block are in memory at once.
 
     Attributes:
-        views: of queries, k and v: what the attention reads, for which each full block of keys is an entry of a batch;
-            None where no block is full.
+        views: those of queries, k and v that the attention reads, with each full block of keys as a batch entry; None
+            if no block is full.
         entry, first: the entry, and the first head of q in it.
-        fields: of `row_errors` of the module, as far as they are known.
+        fields: those of the module's `row_errors` that are the same for all calls of the form.
     """
 
     views: tuple[_View, _View, _View] | None
@@ -148,13 +148,13 @@ class _Launches:
 
     Attributes:
         device: its number.
-        spread_bytes: of the first part of `Places`.
-        bytes: of scratch memory, in which `tokens` and so on are places.
-        rows_shape: of the sampled rows themselves, (B, Hq, R, D).
-        plan: of the tail's means, or None.
+        spread_bytes: the size of the first part of `Places`.
+        bytes: the size of the scratch memory; `tokens` and so on are offsets in it.
+        rows_shape: the shape of the sampled rows themselves, (B, Hq, R, D).
+        plan: the plan of the tail's means, or None.
         sample, cuts: fields of the module's `row_sample` and `chosen_cuts`.
-        last: the views of k and v that a ragged last block is, of all heads and entries at once; None without one.
-        parts: those of the heads.
+        last: views of k and v on a ragged last block, of all heads and entries at once; None without one.
+        parts: the parts of the heads.
     """
 
     def __init__(
@@ -181,11 +181,11 @@ class _Launches:
         self.spread_bytes = math.prod(spread) * torch.int64.itemsize
         self.bytes = 0
         self.means = self._add(means)
-        of_heads = batch * heads * 4
-        self.tokens = self._add(of_heads * rows)
-        self.totals = self._add(of_heads * rows)
-        self.norms = self._add(of_heads * rows * ROW_NORMS)
-        self.chosen = self._add(of_heads)
+        bytes_of_heads = batch * heads * 4  # for a number of 32 bits for each head
+        self.tokens = self._add(bytes_of_heads * rows)
+        self.totals = self._add(bytes_of_heads * rows)
+        self.norms = self._add(bytes_of_heads * rows * ROW_NORMS)
+        self.chosen = self._add(bytes_of_heads)
         self.forced = self._add(batch * heads * blocks)
         self.sample = {
             "batch": batch,
@@ -204,8 +204,8 @@ class _Launches:
         kv_heads = k.shape[1]
         group, full = heads // kv_heads, length // BLOCK_TOKENS
         self.last = None if length % BLOCK_TOKENS == 0 else (_last_block(k), _last_block(v))
-        of_kv_head = rows * blocks * head_dim * q.dtype.itemsize * group
-        most = max(output_bytes // max(of_kv_head, 1), 1)
+        bytes_of_kv_head = rows * blocks * head_dim * q.dtype.itemsize * group
+        most = max(output_bytes // max(bytes_of_kv_head, 1), 1)
         step = -(-kv_heads // -(-kv_heads // most))  # in about equal parts
         common = {
             "element": element,
@@ -222,30 +222,30 @@ class _Launches:
             "device": self.device,
         }
         for entry in range(batch):
-            for of_k in range(0, kv_heads, step):
-                count, first = min(step, kv_heads - of_k), of_k * group
+            for kv_head in range(0, kv_heads, step):
+                count, first = min(step, kv_heads - kv_head), kv_head * group
                 queries = _View(
                     (full, count * group, rows, head_dim),
                     (0, rows * head_dim, head_dim, 1),
                     (entry * heads + first) * rows * head_dim,
                 )
-                views = queries, _blocks_of_heads(k, entry, of_k, count), _blocks_of_heads(v, entry, of_k, count)
+                views = queries, _blocks_of_heads(k, entry, kv_head, count), _blocks_of_heads(v, entry, kv_head, count)
                 fields = common | {"first_head": entry * heads + first, "heads": count * group}
                 self.parts.append(_Part(views if full else None, entry, first, fields))
 
     def _add(self, count: int) -> int:
-        """The place of so many bytes more."""
-        place, self.bytes = self.bytes, self.bytes + -(-count // _ALIGNMENT) * _ALIGNMENT
-        return place
+        """Reserve `count` more bytes of scratch memory; return their offset."""
+        offset, self.bytes = self.bytes, self.bytes + -(-count // _ALIGNMENT) * _ALIGNMENT
+        return offset
 
 
 def _blocks_of_heads(x: TensorForm, entry: int, first: int, count: int) -> _View:
-    """The full blocks of so many heads of x (B, H, N, D): (blocks, heads, 128, D)."""
-    of_entry, of_head, of_token, of_channel = x.stride
+    """The full blocks of `count` heads of an entry of x (B, H, N, D): (blocks, heads, 128, D)."""
+    entry_stride, head_stride, token_stride, channel_stride = x.stride
     return _View(
         (x.shape[2] // BLOCK_TOKENS, count, BLOCK_TOKENS, x.shape[3]),
-        (BLOCK_TOKENS * of_token, of_head, of_token, of_channel),
-        entry * of_entry + first * of_head,
+        (BLOCK_TOKENS * token_stride, head_stride, token_stride, channel_stride),
+        entry * entry_stride + first * head_stride,
     )
 
 
@@ -263,10 +263,10 @@ class _Rows:
 
     Attributes:
         launches, stream: those of the call.
-        always: bool (T,): blocks that are computed whatever they hold, or None.
-        forced: the address of bool (B, Hq, T): key blocks that all rows attend to, since they are among those or
+        always: bool (T,): blocks that are always computed, or None.
+        forced: the address of bool (B, Hq, T): key blocks that all rows attend to, since they are always computed or
             popular.
-        chosen: the address of int32 (B, Hq), where `choose_cuts` may write.
+        chosen: the address of int32 (B, Hq), to which `choose_cuts` may write.
     """
 
     def __init__(self, module: ModuleType, inputs: Inputs, sample: int, with_tail: bool) -> None:
@@ -280,15 +280,15 @@ class _Rows:
         self.always = constant(q.device, blocks_with, inputs.always, length) if inputs.always else None
         self._scratch = torch.empty(launches.bytes, dtype=torch.uint8, device=q.device)
         self._queries = q.new_empty(launches.rows_shape)
-        start, of_spread = self._scratch.data_ptr(), drawn.tokens.data_ptr()
+        start, places_start = self._scratch.data_ptr(), drawn.tokens.data_ptr()
         self._tokens, self._totals = start + launches.tokens, start + launches.totals
         self._norms, self.forced, self.chosen = start + launches.norms, start + launches.forced, start + launches.chosen
         self._means = 0, 0, 0
         module.row_sample(
             **launches.sample,
             q=q.data_ptr(),
-            spread=of_spread,
-            pools=of_spread + launches.spread_bytes,
+            spread=places_start,
+            pools=places_start + launches.spread_bytes,
             tokens=self._tokens,
             rows=self._queries.data_ptr(),
             stream=self.stream,
@@ -300,7 +300,7 @@ class _Rows:
             self._means = workspace + center, workspace + key_means, workspace + value_means
 
     def measure(self, scores: torch.Tensor | None, counts: tuple[int, ...], compared: Blocks | None) -> None:
-        """What they lose at cuts of these counts and by the blocks to compare, for `choose_cuts`; and `forced`."""
+        """Measure the rows' errors, for `choose_cuts`, at cuts of `counts` and by blocks to compare; fill `forced`."""
         launches, queries, scale = self.launches, self._queries, self._inputs.scale
         q, k, v = self._inputs[:3]
         center, key_means, value_means = self._means
@@ -319,15 +319,15 @@ class _Rows:
             "counts": counts,
             "stream": self.stream,
         }
-        last = of_last = None
+        last = last_lse = None
         if launches.last is not None:
-            of_keys, of_values = launches.last
-            last, of_last = _attend(queries, of_keys.of(k), of_values.of(v), scale)
+            k_view, v_view = launches.last
+            last, last_lse = _attend(queries, k_view.of(k), v_view.of(v), scale)
         for part in launches.parts:
             outs = lses = None
             if part.views is not None:
-                of_queries, of_keys, of_values = part.views
-                outs, lses = _attend(of_queries.of(queries), of_keys.of(k), of_values.of(v), scale)
+                queries_view, k_view, v_view = part.views
+                outs, lses = _attend(queries_view.of(queries), k_view.of(k), v_view.of(v), scale)
             self._module.row_errors(
                 **part.fields,
                 **common,
@@ -336,11 +336,11 @@ class _Rows:
                 outs=_address(outs),
                 lses=_address(lses),
                 last_outs=_address(last, part.entry, part.first),
-                last_lses=_address(of_last, part.entry, part.first),
+                last_lses=_address(last_lse, part.entry, part.first),
             )
 
     def choose_cuts(self, **fields: Any) -> None:
-        """Choose how many blocks each head computes: CutParams of csrc/common/block_selection.h, with its tensors."""
+        """Choose how many blocks each head computes; fields: those of CutParams in csrc/common/block_selection.h."""
         self._module.chosen_cuts(**self.launches.cuts, **fields, norms=self._norms, stream=self.stream)
 
 
@@ -351,7 +351,7 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> 
 
 
 def _address(x: torch.Tensor | None, entry: int = 0, head: int = 0) -> int:
-    """Of x (B, Hq, …), or of one of its heads; 0 of None."""
+    """The address of x (B, Hq, …) or of one of its heads; 0 for None."""
     if x is None:
         return 0
     address = x.data_ptr()

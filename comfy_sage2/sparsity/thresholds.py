@@ -1,4 +1,4 @@
-"""How many key blocks each head leaves out, by the error that is measured on a sample of its rows.
+"""Decides how many key blocks each head leaves out, by the error that is measured on a sample of its rows.
 
 Each query block ranks its key blocks by their scores, and a head leaves out the lowest ranks, equally many in each
 query block. A measurement decides how many: it takes the smallest of twelve shares whose error, like those of all
@@ -26,20 +26,20 @@ from .packed_blocks import Blocks
 from .sampled_rows import sampled_rows
 
 COMPUTED_SHARES = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.03)
-"""Of the key blocks that a head may compute.
+"""The shares of the key blocks that a head may compute.
 
 They lie far apart, so that most heads stay well within the bound. At the same number of blocks, whole videos of the
 demo model are 2 dB closer to the dense ones than with shares so fine that every head is at its bound.
 """
-_RANKED_BYTES = 64 << 20  # of scores, at once
+_RANKED_BYTES = 64 << 20  # of scores that are ranked at once
 
 
 def rank_(scores: torch.Tensor) -> torch.Tensor:
     """Write the rank of each score among the key blocks of its query block, from 1 for the lowest: (B, Hq, Tq, Tk).
 
-    A threshold between ranks leaves out as many blocks of each query block. By scores themselves a head would leave
-    out most where its queries attend to everything a little: there each block holds little, and yet all are needed.
-    Of equal scores the lower block ranks higher. NaN becomes +inf, which no threshold leaves out.
+    A threshold between ranks leaves out equally many blocks of each query block. By a threshold of scores, a head would
+    leave out most blocks where its queries attend to everything a little: there each block holds little, but all are
+    needed. Of equal scores the lower block ranks higher. NaN becomes +inf, which no threshold leaves out.
     """
     ranks = constant(scores.device, torch.arange, float(scores.shape[3]), 0.0, -1.0)
     heads = scores.flatten(0, 1)
@@ -52,13 +52,13 @@ def rank_(scores: torch.Tensor) -> torch.Tensor:
 
 
 class Choice(NamedTuple):
-    """What `choose` gives; errors are (B, Hq) float32.
+    """The result of `choose`; errors are (B, Hq) float32.
 
     Attributes:
         blocks: those that the call computes.
-        errors: of each head on the sampled rows.
-        compared_errors: those of the blocks to compare; None without them.
-        lists: `BlockMask.lists` of the blocks, where they come with them; else None.
+        errors: those of each head on the sampled rows.
+        compared_errors: those of the blocks to compare; None without such blocks.
+        lists: `BlockMask.lists` of the blocks, if kernels computed them; else None.
     """
 
     blocks: Blocks
@@ -70,10 +70,10 @@ class Choice(NamedTuple):
 def choose(
     inputs: Inputs, scores: torch.Tensor, level: Level, *, sample: int = 0, compared: Blocks | None = None
 ) -> Choice:
-    """The blocks of each head that `level` asks for.
+    """Choose the blocks of each head as `level` asks for.
 
     Args:
-        scores: (B, Hq, T, T), as `block_scores` gives them; they are written to.
+        scores: (B, Hq, T, T), as `block_scores` returns them; they may be overwritten.
         sample: the number of the sample of rows; other numbers give other rows.
         compared: blocks whose error is measured too.
     """
@@ -90,7 +90,7 @@ def choose(
         thresholds = constant(scores.device, cuts, shares, blocks)
         blocks_to_compare = None if compared is None else compared.active()
         measured = errors(outputs, scores, thresholds, blocks_to_compare, with_tail=level.tail)
-        of_compared, measured = measured.tensor_split((measured.shape[3] - len(shares),), dim=3)
+        compared_errors, measured = measured.tensor_split((measured.shape[3] - len(shares),), dim=3)
         by_tail = None
         if level.bound is None:
             place = torch.zeros(measured.shape[1:3], dtype=torch.int64, device=scores.device)
@@ -106,12 +106,12 @@ def choose(
     return Choice(
         Blocks.of(scores > thresholds[place][..., None, None], by_tail),
         _error(measured.gather(3, place.expand(len(measured), -1, -1)[..., None])[..., 0], by_tail),
-        None if compared is None else _error(of_compared[..., 0], compared.by_tail),
+        None if compared is None else _error(compared_errors[..., 0], compared.by_tail),
     )
 
 
 def blocks_error(inputs: Inputs, blocks: Blocks, *, sample: int = 0) -> torch.Tensor:
-    """The relative L2 error of each head that computes such blocks: (B, Hq) float32; `sample` is that of `choose`."""
+    """The relative L2 error of each head with these blocks: (B, Hq) float32; `sample` as for `choose`."""
     module = row_kernels.module_for(inputs)
     if module is not None:
         with torch.no_grad():
@@ -123,20 +123,20 @@ def blocks_error(inputs: Inputs, blocks: Blocks, *, sample: int = 0) -> torch.Te
 
 
 def _error(measured: torch.Tensor, by_tail: torch.Tensor | None) -> torch.Tensor:
-    """Of errors without a tail, (B, Hq), and with one, that of each head."""
+    """Select each head's error, (B, Hq), from those without a tail and those with one."""
     return measured[0] if by_tail is None else measured[1].where(by_tail, measured[0])
 
 
 @contextmanager
 def _in_float32(device: torch.device) -> Iterator[None]:
-    """Without autocast, which would round products of float32 to 16 bits; kernels do not know it."""
+    """Disable autocast, which would round products of float32 to 16 bits; it does not affect kernels."""
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
 
 
 @lru_cache(maxsize=64)
 def _counts(shares: tuple[float, ...], blocks: int) -> tuple[int, ...]:
-    """Of `blocks` to compute, for each share."""
+    """How many of `blocks` to compute for each share."""
     return tuple(blocks_of_share(share, blocks) for share in shares)
 
 
@@ -146,9 +146,9 @@ def cuts(shares: Sequence[float], blocks: int) -> torch.Tensor:
 
 
 def loosest(measured: torch.Tensor, bound: float) -> torch.Tensor:
-    """The place of the loosest threshold whose error and those of all stricter ones are within `bound`: (B, Hq) int64.
+    """The index of the loosest threshold whose error and those of all stricter ones are within `bound`: (B, Hq) int64.
 
-    measured: (B, Hq, L), strictest first. The first threshold leaves out nothing and stands where no looser one is
-    within the bound; NaN is not within any.
+    measured: (B, Hq, L), strictest first. The first threshold leaves out nothing, and is the result if no looser one is
+    within the bound; NaN is within no bound.
     """
     return (measured[..., 1:].cummax(dim=2).values <= bound).sum(dim=2)

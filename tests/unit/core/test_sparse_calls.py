@@ -315,7 +315,7 @@ def test_cross_attention_and_few_keys_are_dense(monkeypatch: pytest.MonkeyPatch)
         ({"share": "0.1"}, TypeError, "share must be a number, got str"),
         ({"share": True}, TypeError, "share must be a number, got bool"),
         ({"share": 0.1, "tail": 1}, TypeError, "tail must be True or False, got int"),
-        ({"share": 0.1, "always": ((5, 5),)}, ValueError, r"always\[0\] must go from"),
+        ({"share": 0.1, "always": ((5, 5),)}, ValueError, r"always\[0\] must be \(first, end\)"),
         ({"share": 0.1, "always": ((0, 1), (0.5, 2))}, TypeError, r"always\[1\] must be a pair"),
         ({"share": 0.1, "always": [(0, 1)]}, TypeError, "always must be a tuple of pairs of integers.*got list"),
         ({"share": 0.1, "always": None}, TypeError, "always must be a tuple of pairs of integers.*got NoneType"),

@@ -20,7 +20,7 @@ INPUTS = ("gaussian", "outliers")
 def make_inputs(shape: Shape, kind: str = "gaussian", device: str = "cuda") -> Inputs:
     """Random inputs, the same for the same seed of torch.
 
-    "outliers" adds to six channels of Q 10 and of K +-20, and 8.5 to all of V.
+    "outliers" adds 10 to six channels of Q, +-20 to six channels of K, and 8.5 to all of V.
     """
     dtype = DTYPES[shape.dtype]
     sizes = [(shape.batch, shape.heads, length, shape.head_dim) for length in (shape.length, shape.keys, shape.keys)]

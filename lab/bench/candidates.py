@@ -1,4 +1,4 @@
-"""What is measured: an attention with a name, and how a call of it is made ready."""
+"""What is measured: an attention with a name, and how a call of it is prepared."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Inputs:
     attn_mask: torch.Tensor | None = None
 
     def without_mask(self) -> None:
-        """For candidates that take no mask: PeerMissing when there is one."""
+        """For candidates that take no mask: raise PeerMissing if there is one."""
         if self.attn_mask is not None:
             raise PeerMissing("takes no mask")
 
 
 @dataclass(frozen=True)
 class Call:
-    """An attention on certain inputs, ready to be run again and again on the current stream.
+    """An attention on given inputs, ready to be run repeatedly on the current stream.
 
-    decode: from what `run` returns to (B, H, N, D) in natural units; not part of what is timed.
+    decode: converts what `run` returns to (B, H, N, D) in natural units; not timed.
     """
 
     run: Callable[[], torch.Tensor]
@@ -50,11 +50,11 @@ class BenchmarkCandidate:
 
     Attributes:
         prepare: inputs -> call. What it does itself, such as a quantization, is not timed.
-        prepare_kernel: inputs -> the call whose kernels are the attention proper, where that is another one.
-        kernel_name: a part of the names of the attention proper's kernels, for calls that have others too; None: all.
-        has_whole_call: False where quantization lies outside of what can be timed; then only the kernel is reported.
-        is_timed: False: accuracy only.
-        applies: whether it is of interest for a shape; where not, nothing is said about it.
+        prepare_kernel: inputs -> the call whose kernels are the attention proper, if that is another one.
+        kernel_name: part of the names of the attention proper's kernels, if calls have other kernels too; None: all.
+        has_whole_call: False if quantization cannot be timed with the call; then only the kernel is reported.
+        is_timed: False if only the accuracy is measured.
+        applies: whether it is of interest for a shape; if not, the page does not mention it.
         note: what a reader of its figures has to know.
     """
 
@@ -78,7 +78,7 @@ class BenchmarkCandidate:
 
 @dataclass
 class Candidates:
-    """Those that can run here, and for the others name -> the reason why not."""
+    """Those that can run here; missing: for the others, name -> reason."""
 
     able: list[BenchmarkCandidate] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Candidates:
 class PreparedCandidate:
     """A candidate's prepared calls for one shape.
 
-    `kernel_call` is the one whose kernels, those with `kernel_name` in their name, are the attention proper.
+    The kernels of `kernel_call` with `kernel_name` in their names are the attention proper.
     """
 
     call: Call
@@ -97,7 +97,7 @@ class PreparedCandidate:
 
     @classmethod
     def of(cls, candidate: BenchmarkCandidate, inputs: Inputs) -> PreparedCandidate:
-        """Prepare the candidate's calls and run each once: what they compile and cache is not timed."""
+        """Prepare the candidate's calls and run each once, so that compilation and caching are not timed."""
         call = candidate.prepare(inputs)
         call.run()
         kernel_call = call

@@ -1,7 +1,7 @@
 """cuDNN's FP8 attention through its graph interface (the package nvidia-cudnn-frontend).
 
-On Hopper it takes and gives E4M3 with one scale a tensor, P included. P lies in 0..1, so its scale is 448; the output's
-is chosen from the output itself, as a caller with calibrated scales would have it.
+On Hopper it takes and returns E4M3 with one scale per tensor, P included. P lies in 0..1, so its scale is 448; the
+output's scale comes from the output itself, as if a caller had calibrated it.
 """
 
 from __future__ import annotations

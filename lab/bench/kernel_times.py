@@ -1,8 +1,8 @@
 """How long the attention kernels of a call take, without the passes before them: from the profiler's kernel records.
 
 Our call is one call into C++ that enqueues statistics, quantization and attention, so CUDA events cannot divide it. The
-profiler records the start and the end of every kernel. The attention may be launched before the pass in front of it has
-finished (programmatic dependent launch), and then waits; its time counts from where the earlier kernels end.
+profiler records the start and the end of every kernel. The attention may be launched before the pass before it has
+finished (programmatic dependent launch), and then waits; its time counts from the end of the earlier kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from .candidates import PreparedCandidate
 from .timing import Turn, heat
 
-# A kernel that only waits: it stands before the records of a candidate's settling calls, and before those timed.
+# A kernel that only waits: its record precedes those of a candidate's settling calls, and those of its timed calls.
 _MARKER = "spin_kernel"
 _HEAT_SECONDS = 0.1
 
@@ -32,7 +32,7 @@ class KernelRecord:
 
 
 def attention_milliseconds(kernels: Iterable[KernelRecord], kernel_name: str | None) -> float | None:
-    """The time of the kernels whose name contains `kernel_name` (None: all), each from where earlier ones have ended.
+    """The time of the kernels whose name contains `kernel_name` (None: all), each from the end of earlier ones.
 
     None when there is no such kernel.
     """
@@ -80,7 +80,7 @@ class KernelTimer:
         torch.cuda.synchronize()
         try:
             with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-                heat(_HEAT_SECONDS)  # starting the profiler takes a while; before the first marker nothing is looked at
+                heat(_HEAT_SECONDS)  # starting the profiler takes a while; records before the first marker are ignored
                 for name, subject in subjects.items():
                     for calls in turns[name]:
                         torch.cuda._sleep(1000)

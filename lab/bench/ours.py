@@ -1,4 +1,4 @@
-"""The kernels of this pack as candidates: those that are installed, and builds that a command is told of."""
+"""The kernels of this pack as candidates: those that are installed, and builds that a command names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from comfy_sage2.options import FLOAT_PV, AttentionOptions
 from .candidates import BenchmarkCandidate, Call, Candidates, Inputs
 
 EMULATED = "FP8 mma.sync is emulated on Hopper"
-# What builds are compared in: mode, accumulator of P V, and the formats of P and V of which a build has one.
+# The variants in which builds are compared: mode, accumulator of P V, and formats of P and V, of which a build has one.
 _BUILD_VARIANTS = (
     ("8b", "fp32", FLOAT_PV),
     ("8b", "fp16", FLOAT_PV),
@@ -34,9 +34,9 @@ _BUILD_VARIANTS = (
 
 
 def find(modes: Iterable[str]) -> Candidates:
-    """The installed kernels that run on the current device, in each mode as a new node has it and as the paper does.
+    """The installed kernels that run on the current device, in each mode as in a new node and as in the paper.
 
-    Smoothing of V is measured for its accuracy alone.
+    Only the accuracy of smoothing V is measured.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     candidates = Candidates()
@@ -57,7 +57,7 @@ def find(modes: Iterable[str]) -> Candidates:
 
 
 def candidate(name: str, backend: str, options: AttentionOptions) -> BenchmarkCandidate:
-    """A backend with `options` on causal and other inputs, under a name."""
+    """A named candidate: a backend with `options`, on causal and other inputs."""
 
     def prepare(inputs: Inputs) -> Call:
         chosen = replace(options, is_causal=inputs.is_causal)
@@ -70,7 +70,7 @@ def candidate(name: str, backend: str, options: AttentionOptions) -> BenchmarkCa
 
 
 def attention_kernels(architecture: str, mode: str) -> str:
-    """How the names of the attention kernels begin; those of the passes before them begin otherwise."""
+    """The prefix of the attention kernels' names, which kernels of the passes before them do not have."""
     return "precise_" if (architecture, mode) == ("sm90", "precise") else "attention_"
 
 
@@ -93,7 +93,7 @@ class Build:
         return cls(name, Path(folder))
 
     def load(self) -> ModuleType:
-        """The kernel package, under a name of its own. SystemExit where there is none that can be imported."""
+        """The kernel package, under its own name. SystemExit if there is none that can be imported."""
         source = self.folder / "__init__.py"
         if not source.is_file():
             raise SystemExit(f"{self.folder} is no kernel package: it has no __init__.py")
@@ -110,7 +110,7 @@ class Build:
 
 
 def of_build(name: str, module: ModuleType, rotate: str = "off") -> list[BenchmarkCandidate]:
-    """The kernels of one build, in the variants that it has. rotate: of the options."""
+    """The kernels of one build, in the variants that it has. rotate: the option of this name."""
 
     def prepare(options: AttentionOptions, inputs: Inputs) -> Call:
         inputs.without_mask()

@@ -22,8 +22,8 @@ class Measured:
 
     Attributes:
         candidates: all of them; missing: those that cannot run here, with the reason.
-        accuracy: head_dim -> what `accuracy.measure` gave.
-        results: of each shape.
+        accuracy: head_dim -> the result of `accuracy.measure`.
+        results: those of each shape.
         kernel_problem: why there are no kernel times, or None.
     """
 
@@ -72,7 +72,7 @@ def _accuracy(measured: Measured) -> Iterator[str]:
 
 
 def _shapes(measured: Measured) -> Iterator[str]:
-    """What the names of the shapes stand for; those of the paper's setup say it themselves."""
+    """What the names of the shapes stand for; those of the paper's setup explain themselves."""
     shapes = [result.shape for result in measured.results]
     of_paper = next((shape for shape in shapes if shape in GROUPS["paper"]), None)
     if of_paper is not None:
@@ -91,7 +91,7 @@ def _not_measured(measured: Measured) -> Iterator[str]:
     for result in measured.results:
         for name, reason in result.failures.items():
             shapes.setdefault((name, reason), []).append(result.shape.name)
-    yield from (f"- {name}, {', '.join(of)}: {reason}" for (name, reason), of in shapes.items())
+    yield from (f"- {name}, {', '.join(names)}: {reason}" for (name, reason), names in shapes.items())
     if measured.kernel_problem is not None:
         yield f"- kernels: {measured.kernel_problem}"
 

@@ -1,4 +1,4 @@
-"""Other attentions as candidates, each where its package can be imported."""
+"""Other attentions as candidates, each if its package can be imported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .fp8 import compiled_quantizer, quantize_heads
 
 
 def _import(module: str, distribution: str) -> tuple[ModuleType, str]:
-    """A module and its version. PeerMissing when it is not installed or does not load."""
+    """A module and its version. PeerMissing if it is not installed or does not load."""
     try:
         package = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -30,11 +30,11 @@ def _import(module: str, distribution: str) -> tuple[ModuleType, str]:
         raise PeerMissing(f"{module} does not import: {error}") from error
     try:
         return package, importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:  # on the path, and not installed
+    except importlib.metadata.PackageNotFoundError:  # on the path, but not installed
         return package, str(getattr(package, "__version__", "unknown"))
 
 
-# The authors' build, and one of the forward pass alone without fp16, which the package index has.
+# The authors' build, and the package index's build of only the forward pass, without fp16.
 _FLASH_ATTENTION_3 = (("flash_attn_interface", "flash_attn_3"), ("fa3_fwd_interface", "fa3-fwd"))
 
 
@@ -68,7 +68,7 @@ def _sdpa(
 
 
 def _torch_efficient() -> list[BenchmarkCandidate]:
-    """torch's memory-efficient attention: what ComfyUI gets where there is a mask, which flash does not take."""
+    """torch's memory-efficient attention, which ComfyUI gets for calls with a mask, as flash takes none."""
     candidate = _sdpa("torch efficient", SDPBackend.EFFICIENT_ATTENTION)
     return [replace(candidate, applies=lambda shape: shape.mask is not None)]
 
@@ -109,7 +109,7 @@ def _comfy_kitchen() -> list[BenchmarkCandidate]:
 
 
 def _sage_attention_2() -> tuple[ModuleType, str]:
-    """Its module and version. PeerMissing where it is version 1, whose kernels are Triton's."""
+    """Its module and version. PeerMissing if it is version 1, whose kernels are Triton's."""
     sage, version = _import("sageattention", "sageattention")
     if not hasattr(sage, "sageattn_qk_int8_pv_fp16_cuda"):
         raise PeerMissing(f"version {version} has no CUDA kernels: version 2 is built from its sources")
@@ -151,7 +151,7 @@ def _flash_attention_3() -> list[BenchmarkCandidate]:
     flash, version = flash_attention_3()
 
     def tensors_of(inputs: Inputs) -> list[torch.Tensor]:
-        """Tokens before heads, as this package has them."""
+        """Tokens before heads, as this package takes them."""
         inputs.without_mask()
         return [tensor.transpose(1, 2).contiguous() for tensor in (inputs.q, inputs.k, inputs.v)]
 

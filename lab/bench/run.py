@@ -6,7 +6,7 @@
 All candidates run in this one process and take turns. Builds are kernel packages for this GPU: INT8 and 16-bit products
 of mma.sync run natively on Hopper as they do on Ampere, Ada and Blackwell, so kernels for cards that are not at hand
 can be compared there (`python -m tools.build_kernels --arch sm80 --target sm_90`). Several builds, before and after a
-change, may be named. The page is written anew after each shape, so an interrupted run leaves what it has measured.
+change, may be named. The page is rewritten after each shape, so an interrupted run leaves what it has measured.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ def main(arguments: list[str]) -> int:
     candidates = _find(options)
     rng, timer = random.Random(options.seed), KernelTimer()
     measured = Measured(candidates.able, candidates.missing)
-    # Where a build lies on this machine is nobody's business.
-    given = [f"{text.partition('=')[0]}=FOLDER" if "=" in text else text for text in arguments]
+    # The page does not say where a build lies on this machine.
+    shown = [f"{text.partition('=')[0]}=FOLDER" if "=" in text else text for text in arguments]
     head = page_head(
         f"Attention calls on one {torch.cuda.get_device_name(device)}",
         device,
         settings="the attention function; `rotate` on auto unless a row says otherwise, in builds off",
-        command=f"{shlex.join(['python', '-m', 'lab', 'bench', *given])}` with seed `{options.seed}",
+        command=f"{shlex.join(['python', '-m', 'lab', 'bench', *shown])}` with seed `{options.seed}",
     )
     name = options.page or ("mma-family" if options.build else f"attention-{gpu_in_a_file_name(device)}")
     with torch.no_grad():
@@ -96,8 +96,8 @@ def main(arguments: list[str]) -> int:
             try:
                 result = speed.measure(shape, timed, seconds, timer, rng)
             except RuntimeError as error:
-                # No memory for the inputs, or a peer's kernel has broken CUDA for this process. That is a result, too,
-                # and the other shapes are not lost.
+                # There is no memory for the inputs, or a peer's kernel broke CUDA for this process. That is a result
+                # too, and must not lose those of other shapes.
                 result = speed.ShapeResult(shape, {}, {"all candidates": f"{type(error).__name__}: {error}"})
             measured.results.append(result)
             measured.kernel_problem = timer.problem

@@ -14,8 +14,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 class Shape:
     """Attention of `batch` x `heads` sequences of `length` queries and as many keys, or `key_length` of them.
 
-    mask: None; "padding": the last 100 keys are hidden, (B, 1, 1, Nkv) bool; "queries": each query has keys of its own,
-    half of them, (1, 1, Nq, Nkv) bool.
+    mask: None; "padding": the last 100 keys are hidden, (B, 1, 1, Nkv) bool; "queries": each query attends to its own
+    random half of the keys, (1, 1, Nq, Nkv) bool.
     dtype: of q, k, v and the output: "bf16", "fp16" or "fp32".
     """
 
@@ -90,7 +90,7 @@ GROUPS["calls"] = (
     replace(_BY_NAME["wan-14b-720p"], name="wan-14b-720p-fp16", dtype="fp16"),
     replace(_BY_NAME["wan-1.3b-480p"], name="wan-1.3b-480p-fp16", dtype="fp16"),
 )
-# Those by which builds of the mma.sync kernels are compared with each other and with peers.
+# The shapes in which builds of the mma.sync kernels are compared with each other and with peers.
 GROUPS["builds"] = tuple(
     Shape(f"d{head_dim}-h24-n{length}{'-causal' * is_causal}", batch, 24, length, head_dim, is_causal)
     for head_dim in (128, 64)
@@ -100,7 +100,7 @@ _BY_NAME |= {shape.name: shape for shapes in GROUPS.values() for shape in shapes
 
 
 def select(names: Iterable[str]) -> tuple[Shape, ...]:
-    """The shapes of these names and groups, each once, in the order asked for. ValueError lists what there is."""
+    """The shapes of these names and groups, each once, in this order. ValueError lists the valid names."""
     chosen: dict[str, Shape] = {}
     for name in names:
         if name in GROUPS:

@@ -15,17 +15,17 @@ from .kernel_times import KernelTimer
 from .shapes import Shape
 from .timing import RoundMedian, time_in_rounds
 
-# Work that takes time for every shape, however small it is, in operations: used to share out the time.
+# The fixed time of each shape, however small, as operations: used to divide the time among the shapes.
 _FIXED_OPERATIONS = 1e13
 _CPU_BOUND = 0.9
 
 
 @dataclass(frozen=True)
 class CandidateSpeed:
-    """A candidate on one shape: milliseconds of the whole call and of the kernel, None where there is nothing to say.
+    """A candidate on one shape: milliseconds of the whole call and of the kernel, None if unknown.
 
-    cpu_ms: what enqueuing a call takes; where it is not below the call's time, the CPU is what was measured.
-    peak: of the bytes beyond the inputs, in multiples of the output's in 16 bits: 1 is the output alone.
+    cpu_ms: the CPU's time to enqueue a call; if it is not below the call's time, the CPU is what was measured.
+    peak: the most bytes beyond the inputs, in multiples of the output's in 16 bits: 1 is the output alone.
     """
 
     call: RoundMedian | None
@@ -50,7 +50,7 @@ class ShapeResult:
 
 
 def shares(shapes: Sequence[Shape], seconds: float, clock: Callable[[], float]) -> Iterator[tuple[Shape, float]]:
-    """Each shape with its part of what is then left of `seconds`, by the work that it takes."""
+    """Each shape with its part, by the work that it takes, of what is left of `seconds` when its turn comes."""
     end = clock() + seconds
     weights = [shape.operations + _FIXED_OPERATIONS for shape in shapes]
     for index, shape in enumerate(shapes):
@@ -74,7 +74,7 @@ def prepare(
 
 
 def peak_bytes(run: Callable[[], torch.Tensor]) -> int:
-    """Peak of the bytes that one call needs from torch, its output among them."""
+    """The most bytes that one call needs from torch, including its output."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -88,7 +88,7 @@ def peak_bytes(run: Callable[[], torch.Tensor]) -> int:
 def _peak(subject: PreparedCandidate, shape: Shape) -> float | None:
     try:
         return peak_bytes(subject.call.run) / shape.output_bytes
-    except torch.cuda.OutOfMemoryError:  # the figure is missing then, not the candidate
+    except torch.cuda.OutOfMemoryError:  # only this figure of the candidate is missing
         return None
 
 
@@ -106,7 +106,7 @@ def measure(
     kernel_timer: KernelTimer,
     rng: random.Random,
 ) -> ShapeResult:
-    """Time the candidates on `shape` for about `seconds`, what they compile included, in orders drawn from `rng`."""
+    """Time the candidates on `shape` for about `seconds`, including compilation, in orders drawn from `rng`."""
     begin = time.monotonic()
     subjects, failures = prepare(shape, candidates, fresh_inputs(shape))
     whole = {candidate.name for candidate in candidates if candidate.has_whole_call}

@@ -1,7 +1,7 @@
-"""Times of calls on the GPU. Candidates take turns, in an order that is drawn anew in every round.
+"""Times calls on the GPU. Candidates take turns, in a new random order in every round.
 
-A GPU at its power limit remembers some 100 ms of what ran before. So a candidate first runs untimed, and
-what is left of its predecessor differs from round to round.
+What ran before affects a GPU at its power limit for some 100 ms. So a candidate first runs untimed, and the predecessor
+that still affects it differs from round to round.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import torch
 
 from .candidates import PreparedCandidate
 
-_TIMED = 0.04  # seconds of a visit, at most; at least a quarter of it, as the time at hand allows
-_SETTLING = 2  # times as long a candidate runs untimed before
+_TIMED = 0.04  # the most seconds that a visit times; when time is short, down to a quarter of it
+_SETTLING = 2  # before, a candidate runs untimed for this times as long
 _MOST_CALLS = 200
-# Where more are no use: reading a profiler's record takes longer than a short call, and a full queue stops the CPU.
+# The most calls where more are no use: reading a profiler's record takes longer than a short call, and a full queue
+# stops the CPU.
 _FEW_CALLS = 50
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 9
 _PASS_HEAT_SECONDS = 0.1  # between two passes the GPU idles, while the profiler starts or is read
-_HEAT_SIZE = 8192  # matrix products of this size take milliseconds, and as much power as a GPU gives
+_HEAT_SIZE = 8192  # matrix products of this size take milliseconds, and as much power as the GPU can take
 
 
 class Turn(NamedTuple):
@@ -36,7 +37,7 @@ class Turn(NamedTuple):
 
     @classmethod
     def of(cls, milliseconds: float, seconds: float = _TIMED) -> Turn:
-        """For calls of this length: what takes `seconds` is timed, at least one call and at most 200."""
+        """For calls of this length: time as many as take `seconds`, at least one and at most 200."""
 
         def calls(seconds: float, most: int) -> int:
             return min(max(math.ceil(seconds * 1e3 / max(milliseconds, 1e-3)), 1), most)
@@ -46,7 +47,7 @@ class Turn(NamedTuple):
 
 @dataclass
 class Timed:
-    """What one candidate's rounds gave, in milliseconds a call; cpu: what enqueuing a call takes on the CPU."""
+    """The results of one candidate's rounds, in milliseconds per call; cpu: the CPU's time to enqueue a call."""
 
     cpu: float
     calls: list[float] = field(default_factory=list)
@@ -74,7 +75,7 @@ MeasureKernels = Callable[[Mapping[str, PreparedCandidate], Mapping[str, Turn]],
 
 
 def heat(seconds: float) -> None:
-    """Multiply matrices on the current device: it then has the temperature and the clocks of sustained load."""
+    """Multiply matrices on the current device, to bring it to the temperature and the clocks of sustained load."""
     matrix = torch.randn(_HEAT_SIZE, _HEAT_SIZE, device="cuda", dtype=torch.bfloat16)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -98,7 +99,7 @@ def visit(run: Callable[[], torch.Tensor], turn: Turn) -> float:
 
 
 def milliseconds_to_enqueue(run: Callable[[], torch.Tensor], calls: int) -> float:
-    """What a call takes on the CPU: the mean of `calls` in a row."""
+    """The CPU's time for a call: the mean of `calls` in a row."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
     for _ in range(calls):
@@ -115,7 +116,7 @@ def time_in_rounds(
     rng: random.Random,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Timed]:
-    """Time each subject in rounds in which every one has its turn, until `seconds` are used up: 5 rounds or more.
+    """Time every subject in each of at least 5 rounds, until `seconds` are used up.
 
     A round times the whole calls with CUDA events, then the kernels with the profiler, each in an order from `rng`.
     measure_kernels: None leaves the profiler's part out.

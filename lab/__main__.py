@@ -13,16 +13,16 @@ COMMANDS = {
         "lab.bench.run",
         "single calls beside other attentions: speed, accuracy, memory; builds of the kernels",
     ),
-    "families": ("lab.families.run", "what the node serves in each model family, and seconds a sampling step"),
+    "families": ("lab.families.run", "what the node serves in each model family, and seconds per sampling step"),
     "videos": ("lab.evaluation.videos", "whole videos with every attention, beside full precision"),
     "accuracy": ("lab.evaluation.accuracy", "the paper's accuracy tables"),
     "sparse": ("lab.measurements.sparse", "one sparse call beside comfy-kitchen's Sol-Attn"),
-    "sparse-rows": ("lab.measurements.sparse_rows", "what heads with sparse attention lose over all rows"),
+    "sparse-rows": ("lab.measurements.sparse_rows", "errors of heads with sparse attention over all rows"),
     "memory": (
         "lab.measurements.memory",
-        "what attention takes of memory: calls, MiniMax H3's blocks, the longest clip",
+        "memory that attention takes: calls, MiniMax H3's blocks, the longest clip",
     ),
-    "choices": ("lab.measurements.choices", "what the node chooses by its measurement, beside what is fastest"),
+    "choices": ("lab.measurements.choices", "the node's measured choices, compared with the fastest attentions"),
 }
 
 

@@ -55,9 +55,9 @@ def _number(text: str, kind: Callable[[str], Number], fits: Callable[[Number], b
 
 
 def add_seed(parser: Parser) -> None:
-    """The option --seed: of the order of turns. One and the same would favor the same candidates in every run."""
+    """Add the option --seed, for the order of turns. A fixed one would favor the same candidates in every run."""
     parser.add_argument(
-        "--seed", type=int, default=secrets.randbits(32), help="of the order of turns (default: another in every run)"
+        "--seed", type=int, default=secrets.randbits(32), help="for the order of turns (default: new in every run)"
     )
 
 
@@ -66,24 +66,24 @@ def device(text: str) -> torch.device:
     try:
         chosen = torch.device(text)
         torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:  # the latter: this torch was built without CUDA
+    except (RuntimeError, AssertionError) as error:  # AssertionError: this torch was built without CUDA
         raise argparse.ArgumentTypeError(f"torch cannot use {text!r} here: {str(error).splitlines()[0]}") from None
     return chosen
 
 
 def add_device(parser: Parser) -> None:
-    """The option --device: a GPU where there is one."""
-    usual = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", type=device, default=usual, help="cuda where there is one, else cpu")
+    """Add the option --device; its default is a GPU if there is one."""
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", type=device, default=default, help="default: cuda if there is one, else cpu")
 
 
 def add_comfyui(parser: Parser) -> None:
-    """The option --comfyui, for `chosen_comfyui`."""
+    """Add the option --comfyui, for `chosen_comfyui`."""
     parser.add_argument("--comfyui", type=comfyui_folder, help="folder of ComfyUI (default: the first one found)")
 
 
 def chosen_comfyui(parser: Parser, folder: Path | None) -> Path:
-    """The ComfyUI that --comfyui names, or the first one in the usual folders; ends the command without one."""
+    """The ComfyUI that --comfyui names, or the first one in the usual folders; if there is none, end the command."""
     folders = [folder] if folder else comfyui_folders()
     if not folders:
         parser.error("there is no ComfyUI in the usual folders: name its folder with --comfyui")
@@ -91,7 +91,7 @@ def chosen_comfyui(parser: Parser, folder: Path | None) -> Path:
 
 
 def cuda_device(command: str) -> torch.device:
-    """The current GPU. SystemExit with one line where torch finds none."""
+    """The current GPU. SystemExit with one line if torch finds none."""
     if not torch.cuda.is_available():
         raise SystemExit(f"{command} needs a CUDA device, and torch finds none")
     return torch.device("cuda", torch.cuda.current_device())

@@ -35,16 +35,16 @@ _FLASH_ATTENTION3 = ReferenceOptions(
     qk_format=E4M3,
     groups=GroupScheme("FLASH_ATTENTION3", q="tensor", k="tensor", block_k=128),
     smooth_k=False,
-    v_format=FP32,  # V arrives rounded: the quantizer of the options works per channel
+    v_format=FP32,  # V is rounded before, per tensor: the quantizer of the options works per channel
     p_maximum=256.0,
     two_level=False,
 )
 
 
 def sage_attention1(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Result:
-    """SageAttention (the first): INT8 per block with smooth K, P and V in FP16 with an FP16 accumulator (section 2.3).
+    """SageAttention 1: INT8 per block with smooth K, P and V in FP16 with an FP16 accumulator (section 2.3).
 
-    Blocks are of 128 queries and 64 keys; each block's FP16 sum goes to a float32 buffer.
+    Blocks have 128 queries and 64 keys; each block's FP16 sum goes to a float32 buffer.
     """
     return reference_attention(q, k, v, _SAGE_ATTENTION1, **arguments)
 

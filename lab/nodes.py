@@ -15,7 +15,7 @@ from .demo.captions import CaptionEncoder
 
 LABORATORY = "SageAttention2/laboratory"
 
-# The demo model: a folder for each kind of file, named as ComfyUI names them.
+# The demo model: a folder for each kind of file, with ComfyUI's names.
 DEMO_MODEL = Path(__file__).resolve().parent / "models" / "demo"
 for _folder in sorted(path for path in DEMO_MODEL.glob("*") if path.is_dir()):
     folder_paths.add_model_folder_path(_folder.name, str(_folder))

@@ -1,4 +1,4 @@
-"""Frames of several videos in one picture, in one that moves, and a video as a file."""
+"""Frames of several videos in one picture or one animation, and a video as a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _QUALITY, _EFFORT = 60, 6  # four clips of 17 frames of 256 x 256 take 0.2 MB
 
 
 def contact_sheet(rows: Mapping[str, Sequence[torch.Tensor]]) -> Image.Image:
-    """Label -> pictures (height, width, 3) uint8, a labeled row for each; all rows have equally many, of one size."""
+    """Draw a labeled row for each of label -> pictures (height, width, 3) uint8, equally many and of one size."""
     first = next(iter(rows.values()))
     height, width, _ = first[0].shape
     row_height = LABEL_HEIGHT + height + GAP
@@ -31,7 +31,7 @@ def contact_sheet(rows: Mapping[str, Sequence[torch.Tensor]]) -> Image.Image:
 
 
 def write_animation(path: Path, clips: Mapping[str, torch.Tensor], frames_a_second: float) -> None:
-    """Write clips beside each other, each under its label, as an animated WebP that begins again at its end.
+    """Write clips beside each other, each under its label, as an animated WebP that loops.
 
     A clip is (frames, height, width, 3) uint8; all have one shape.
     """
@@ -64,7 +64,7 @@ def write_mp4(path: Path, frames: torch.Tensor, frames_a_second: int) -> None:
         stream = container.add_stream("libx264", rate=Fraction(frames_a_second))
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p"
-        stream.options = {"crf": "12"}  # so good that the encoder's losses do not hide the attention's
+        stream.options = {"crf": "12"}  # good enough that the encoder's losses do not hide the attention's
         for frame in frames.numpy():
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())

@@ -1,4 +1,4 @@
-"""How far a command is: a line that is rewritten on a terminal, and a line for each part of the work in a file."""
+"""The progress of a command: one line that is rewritten on a terminal, or a line for each part in a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LABEL_WIDTH, _BAR_WIDTH = 24, 30
 class ProgressBar:
     """Context manager around work of known size, called with the share that is done, 0 to 1.
 
-    part: a file gets a line where the share has grown by so much.
+    part: a file gets a line whenever the share has grown by this much.
     """
 
     def __init__(self, label: str, stream: TextIO | None = None, *, part: float = 0.1) -> None:

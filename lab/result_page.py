@@ -1,4 +1,4 @@
-"""What the pages of docs/results have in common: their first lines, tables, and how a command gives them out."""
+"""What the pages of docs/results have in common: their first lines, tables, and how commands print and write them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from comfy_sage2.system import machine
 def page_head(title: str, device: torch.device, *, settings: str, command: str, host: str = "") -> list[str]:
     """The lines up to the first paragraph.
 
-    settings: of the node or of `attention`, `rotate` among them. command: what writes the page. host: beside torch.
+    settings: of the node or of `attention`, including `rotate`. command: it writes the page. host: follows the machine.
     """
     versions = [f"{kernel.name} {loader.load(kernel.name).version}" for kernel in usable_kernels(device)]
     return [
@@ -33,7 +33,7 @@ def page_head(title: str, device: torch.device, *, settings: str, command: str, 
 
 
 def machine_line(device: torch.device) -> str:
-    """What figures were measured on: device, driver of a GPU, torch."""
+    """The machine that measured the figures: device, driver of a GPU, torch."""
     driver = f", driver {machine.loaded_driver() or 'unknown'}" if device.type == "cuda" else ""
     return f"{machine.device_name(device)}{driver}, torch {torch.__version__.partition('+')[0]}"
 
@@ -49,7 +49,7 @@ def show(lines: Sequence[str]) -> None:
 
 
 def write(lines: Sequence[str], page: str, results: Path | None) -> None:
-    """Write a page to <page>.md in the folder `results`, where one is given."""
+    """Write a page to <page>.md in the folder `results`, if there is one."""
     if results is not None:
         (results / f"{page}.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 

@@ -1,1 +1,1 @@
-"""The demo: one caption sampled in full precision, 8b and 4b, and what came out side by side."""
+"""The demo: one caption sampled in full precision, precise, 8b and 4b, with the results side by side."""

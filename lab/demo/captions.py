@@ -1,7 +1,7 @@
 """The demo model's text encoder: a caption becomes the sequence of embeddings that the diffusion model attends to.
 
 Each word has a fixed code. A word means something else in each clause ("red" may be the first thing, the second thing
-or the backdrop), so the code of its clause is added to it: clause 0 to begin with, 1 after "and", 2 after "over".
+or the backdrop), so the code of its clause is added to it: clause 0 at the start, 1 after "and", 2 after "over".
 The sequence is padded with zeros, as Wan 2.1 pads its text; the empty caption, all zeros, is the unconditional input.
 """
 
@@ -23,7 +23,7 @@ _OPTIONAL_MARKS = str.maketrans("", "", ".,!")
 
 
 class CaptionError(ValueError):
-    """A caption that the demo model cannot be asked for."""
+    """A caption that the demo model does not understand."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class CaptionEncoder:
 
     @classmethod
     def load(cls, path: str | Path) -> CaptionEncoder:
-        """Read the codes from a file. CaptionError when it is another one."""
+        """Read the codes from a file. CaptionError if it is another kind of file."""
         with safe_open(str(path), framework="pt") as file:
             words = (file.metadata() or {}).get("vocabulary")
             if words is None:

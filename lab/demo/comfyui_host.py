@@ -18,11 +18,11 @@ from .job import CAPTIONS_FILE, DIT_FILE, FULL_PRECISION, VAE_FILE, Clip, Job
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _SAMPLING_SHARE = 0.9  # of a prompt's time; the rest is decoding
-_STEP = re.compile(r"(\d+)/(\d+) \[")  # as the sampler's own bar stands in the log
+_STEP = re.compile(r"(\d+)/(\d+) \[")  # the sampler's own progress bar in the log
 
 
 def prompt_of(job: Job, mode: str, backend: str | None) -> Prompt:
-    """The prompt that samples a job, as `Host.sample` is asked for it."""
+    """The prompt that samples a job; arguments as for `Host.sample`."""
 
     def node(kind: str, **inputs: Any) -> dict[str, Any]:
         return {"class_type": kind, "inputs": inputs}
@@ -54,7 +54,7 @@ def prompt_of(job: Job, mode: str, backend: str | None) -> Prompt:
 
 
 class ComfyHost:
-    """Context manager around a ComfyUI that has the pack, which finds the demo model itself, and nothing else."""
+    """Context manager around a ComfyUI that has only this pack, which finds the demo model itself."""
 
     def __init__(self, root: Path, python: Path) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="comfy-sage2-demo-")
@@ -81,14 +81,14 @@ class ComfyHost:
         self._scratch.cleanup()
 
     def sample(self, job: Job, mode: str, backend: str | None, progress: Callable[[float], None]) -> Clip:
-        """As `Host.sample`. RuntimeError when a node fails."""
+        """As `Host.sample`. RuntimeError if a node fails."""
         before = self._server.log.stat().st_size
         run = self._server.run(prompt_of(job, mode, backend), lambda: progress(self._share_done(before)))
         latent = self._server.latent(run, "latent")[0].float()
         return Clip(self._frames(run), latent, "\n".join(run.outputs["report"]["text"]))
 
     def run(self, prompt: Prompt) -> Run:
-        """Run any prompt. RuntimeError when a node fails."""
+        """Run any prompt. RuntimeError if a node fails."""
         return self._server.run(prompt)
 
     def object_info(self) -> dict[str, Any]:

@@ -10,14 +10,14 @@ from typing import Protocol
 import torch
 
 FOLDER = Path(__file__).resolve().parents[1] / "models" / "demo"
-# In FOLDER, in folders that are named as ComfyUI names them.
+# In FOLDER, in folders with ComfyUI's names.
 DIT_FILE = "diffusion_models/demo_wan21_t2v_fp16.safetensors"
 VAE_FILE = "vae/demo_wan21_vae_fp16.safetensors"
 CAPTIONS_FILE = "text_encoders/demo_captions.safetensors"
 CLASSIFIER_FILE = "demo_caption_classifier_fp16.safetensors"
 
 FULL_PRECISION = "full precision"
-MODES = ("precise", "8b", "4b")  # the closest one first
+MODES = ("precise", "8b", "4b")  # the one closest to full precision first
 FPS = 8
 
 
@@ -41,7 +41,7 @@ class Clip:
 
     frames: (frames, height, width, 3) uint8.
     latent: (16, latent frames, height / 8, width / 8) float32, in the host's own scale.
-    note: what the attention did, for a person.
+    note: what the attention did, in words.
     """
 
     frames: torch.Tensor
@@ -50,11 +50,11 @@ class Clip:
 
 
 class Host(Protocol):
-    """What can sample a job."""
+    """A host that can sample a job."""
 
     def sample(self, job: Job, mode: str, backend: str | None, progress: Callable[[float], None]) -> Clip:
         """Sample and decode the job's video.
 
         mode: FULL_PRECISION or one of MODES. backend: the attention backend; None takes the fastest that can run.
-        progress: is told the share that is done, 0 to 1.
+        progress: called with the share that is done, 0 to 1.
         """

@@ -19,11 +19,11 @@ def psnr(video: torch.Tensor, reference: torch.Tensor) -> float:
 def ssim(video: torch.Tensor, reference: torch.Tensor) -> float:
     """Mean structural similarity (Wang et al. 2004) of two uint8 videos (frames, height, width, 3).
 
-    A Gaussian window of 11 x 11 pixels with sigma 1.5, each color channel by itself, only where the window fits.
+    A Gaussian window of 11 x 11 pixels with sigma 1.5, for each color channel by itself, only where the window fits.
     """
     if min(video.shape[1:3]) < _WINDOW:
         raise ValueError(f"SSIM needs frames of at least {_WINDOW} x {_WINDOW} pixels, got {tuple(video.shape[1:3])}")
-    if torch.equal(video, reference):  # as the demo's first row is
+    if torch.equal(video, reference):  # as in the demo's first row
         return 1.0
     x, y = (v.double().permute(0, 3, 1, 2).flatten(0, 1)[:, None] for v in (video, reference))
     rows, columns = (_blurring(length).to(x.device) for length in x.shape[2:])
@@ -40,7 +40,7 @@ def ssim(video: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def _blurring(length: int) -> torch.Tensor:
-    """The Gaussian window at each place where it fits into `length` pixels, float64 (places, length).
+    """The Gaussian window at each position where it fits into `length` pixels, float64 (positions, length).
 
     A product with it takes a quarter of the time that a convolution in float64 takes on a CPU.
     """

@@ -1,7 +1,7 @@
 """The demo model: its files, and how diffusers samples it.
 
-The sampling is in float32 on every device. All that two attentions do differently then comes from the attention:
-elsewhere bfloat16 alone would put two videos 36 dB apart.
+Sampling runs in float32 on every device, so that two videos differ only by their attention: bfloat16 elsewhere would
+by itself put two videos 36 dB apart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Attend = Callable[..., torch.Tensor]
 
 
 class ReplacedAttention(TorchFunctionMode):
-    """Within the block, calls of torch's attention are computed by another function; `calls` counts them."""
+    """Within a `with` block, another function computes the calls of torch's attention; `calls` counts them."""
 
     def __init__(self, attend: Attend) -> None:
         super().__init__()
@@ -79,8 +79,8 @@ class DemoModel:
         scheduler = _SCHEDULER(shift=shift)
         scheduler.set_timesteps(sigmas=[1 - step / steps for step in range(steps)], device=self.device)
         latents = noise.to(self.device)
-        said = torch.cat([self.encoder.encode(caption) for caption in captions]).to(self.device)
-        text = torch.cat([said, torch.zeros_like(said)])
+        encoded = torch.cat([self.encoder.encode(caption) for caption in captions]).to(self.device)
+        text = torch.cat([encoded, torch.zeros_like(encoded)])
         for step, timestep in enumerate(scheduler.timesteps):
             before_step(step)
             both = torch.cat([latents, latents])

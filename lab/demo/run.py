@@ -40,10 +40,10 @@ _PURPOSES = {
     "4b": "Q and K in INT4, P and V in FP8: fewer bits, for GPUs with INT4 tensor cores",
 }
 _HOW_TO_READ = (
-    "PSNR compares the pixels with those of the video in full precision, in decibels: more is closer. At 35 dB and "
-    "more the eye sees hardly a difference, below 25 dB things have other outlines. SSIM compares structures, and the "
-    "cosine what the model made before it was decoded; 1 is identical. One caption is one sample: by chance a mode "
-    "may come closer here than one that is closer on average."
+    "PSNR compares the pixels with those of the video in full precision, in decibels: more is closer. Above 35 dB a "
+    "difference is hard to see; below 25 dB things have other outlines. SSIM compares structures, and the cosine "
+    "compares the latents before they are decoded; 1 is identical. One caption is one sample: by chance, a mode may "
+    "come closer here than another one that is closer on average."
 )
 _SLOW = "No kernel runs {} here: the reference computes the same numbers in PyTorch, slowly."
 
@@ -85,13 +85,13 @@ def sample(host: Host, job: Job, without_kernel: Sequence[str]) -> dict[str, Cli
     """The clip in full precision and in each mode."""
     clips = {}
     for mode in (FULL_PRECISION, *MODES):
-        with ProgressBar(mode, part=0.5 / job.steps) as progress:  # the hosts tell of each step, and of nothing between
+        with ProgressBar(mode, part=0.5 / job.steps) as progress:  # the hosts report each step, and nothing in between
             clips[mode] = host.sample(job, mode, "reference" if mode in without_kernel else None, progress)
     return clips
 
 
 def write_results(output: Path, clips: dict[str, Clip], heading: Sequence[str]) -> str:
-    """Write everything; the text of the page. The first clip is the one in full precision."""
+    """Write everything; return the text of the page. The first clip is the one in full precision."""
     full = clips[FULL_PRECISION]
     rows, labels = [], {}
     for mode, clip in clips.items():

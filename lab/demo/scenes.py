@@ -1,10 +1,10 @@
-"""The world of the demo model: which scenes exist and how a caption says them.
+"""The world of the demo model: which scenes exist and how a caption describes them.
 
 A scene is one or two moving things in front of a backdrop, and its caption is one sentence::
 
     a small red striped ball bounces and a large white star spins over a drifting blue checkered floor
 
-Size and pattern are said only where they differ from medium and plain; "drifting" is said only of a moving backdrop.
+A caption names size and pattern only if they differ from medium and plain, and "drifting" only for a moving backdrop.
 The words of these tables are the whole vocabulary of the demo model.
 """
 
@@ -64,7 +64,7 @@ class Scene:
 
 def _random_thing(rng: random.Random, color: str) -> Thing:
     shape, motion = rng.choice(SHAPES), rng.choice(MOTIONS)
-    # The turning of a plain round thing could not be seen.
+    # Without a pattern, nobody could see a round thing turn.
     needs_pattern = shape in _ROUND_SHAPES and motion in _TURNING_MOTIONS
     patterns = PATTERNS[1:] if needs_pattern else PATTERNS
     return Thing(size=rng.choice(SIZES), color=color, pattern=rng.choice(patterns), shape=shape, motion=motion)

@@ -2,7 +2,7 @@
 
     python -m lab accuracy --results docs/results  # accuracy-tables.md
 
-They are measured on Q, K and V of the demo model's self-attention, taken while it samples, and on synthetic tensors
+They are measured on Q, K and V of the demo model's self-attention, captured while it samples, and on synthetic tensors
 with the paper's outliers.
 """
 
@@ -117,7 +117,7 @@ def section(measured: Sequence[Measured], source: str) -> Iterator[str]:
 
 
 def _rows(result: Measured) -> list[str]:
-    """The means over all samples and the worst, ours and where there are some the paper's."""
+    """The means over all samples and the worst: ours, and the paper's if it has any."""
     key = result.table.key
     parts = {
         "": result.average(),
@@ -158,8 +158,8 @@ def main(arguments: list[str]) -> int:
     device: torch.device = options.device
     job = Job(_CAPTION, frames=_FRAMES, steps=_STEPS, seed=0)
     with ProgressBar("sampling") as progress:
-        of_demo = demo_samples(DemoModel(device), job, _EVERY_STEP, progress)
-    of_synthetic = synthetic_samples(0, layers=_SYNTHETIC_LAYERS, tokens=_SYNTHETIC_TOKENS)
+        captured = demo_samples(DemoModel(device), job, _EVERY_STEP, progress)
+    synthetic = synthetic_samples(0, layers=_SYNTHETIC_LAYERS, tokens=_SYNTHETIC_TOKENS)
     kernels = usable_kernels(device)
     tables = [*PAPER, attentions(kernels[0].name if kernels else None)]
     lines = page_head(
@@ -169,8 +169,8 @@ def main(arguments: list[str]) -> int:
         command=shlex.join(["python", "-m", "lab", "accuracy", *arguments]),
     )
     for source, samples in (
-        (f"Q, K, V of the demo model ({len(of_demo)} calls, {of_demo[0].q.shape[2]} tokens)", of_demo),
-        (f"Synthetic Q, K, V with outliers ({len(of_synthetic)} calls, {_SYNTHETIC_TOKENS} tokens)", of_synthetic),
+        (f"Q, K, V of the demo model ({len(captured)} calls, {captured[0].q.shape[2]} tokens)", captured),
+        (f"Synthetic Q, K, V with outliers ({len(synthetic)} calls, {_SYNTHETIC_TOKENS} tokens)", synthetic),
     ):
         with ProgressBar("measuring") as progress:
             lines += section(measure(tables, samples, device, progress), source)

@@ -1,7 +1,7 @@
-"""A small network that reads a clip of the demo model's world, and says which words of a caption it sees.
+"""A small network that looks at a clip of the demo model's world, and says which words of a caption it sees.
 
-It looks at 17 frames, evenly spread over the clip and shrunk to 64 x 64. Two things of a scene have no order that could
-be seen, so it says of each word whether any thing has it; of the backdrop's surface and color there is one each.
+It takes 17 frames, evenly spread over the clip and shrunk to 64 x 64. The order of a scene's two things is not visible,
+so it says for each word whether any thing has it; the backdrop has exactly one surface and one color.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CaptionClassifier(nn.Module):
 
 
 def shrunk(videos: torch.Tensor) -> torch.Tensor:
-    """Videos (batch, 3, frames, height, width) in [-1, 1] to what the classifier looks at."""
+    """Convert videos (batch, 3, frames, height, width) in [-1, 1] to the classifier's input."""
     chosen = videos[:, :, torch.linspace(0, videos.shape[2] - 1, FRAMES).round().long()]
     return F.adaptive_avg_pool3d(chosen, (FRAMES, SIDE, SIDE))
 
@@ -74,9 +74,9 @@ def targets(scenes: Sequence[Scene]) -> torch.Tensor:
 
 
 def word_accuracy(logits: torch.Tensor, scenes: Sequence[Scene]) -> dict[str, float]:
-    """Share of the words said that are seen, by kind and, as "caption", over all of them.
+    """The share of the captions' words that the classifier sees, by kind and, as "caption", over all kinds.
 
-    Of each kind the classifier names as many words as the caption has: its surest ones.
+    Of each kind the classifier names as many words as the caption has: the most probable ones.
     """
     things, drifting, surface, color = logits.float().cpu().split(_SPLITS, dim=1)
     wanted, moving, *once = targets(scenes).split(_SPLITS, dim=1)
@@ -92,6 +92,6 @@ def word_accuracy(logits: torch.Tensor, scenes: Sequence[Scene]) -> dict[str, fl
 
 
 def _seen(logits: torch.Tensor, said: torch.Tensor) -> float:
-    """How many of the words in `said` are among as many surest ones."""
+    """How many of the words in `said` are among as many most probable ones."""
     rank = logits.argsort(dim=1, descending=True).argsort(dim=1)
     return ((rank < said.sum(dim=1, keepdim=True)) * said).sum().item()

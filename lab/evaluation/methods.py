@@ -148,7 +148,7 @@ PAPER = (SMOOTHING, GRANULARITY, DATA_TYPE, SMOOTH_V, ACCUMULATOR)
 
 
 def attentions(kernel: str | None) -> Table:
-    """Whole attentions, by the reference and by the kernels of a backend where one is named."""
+    """Whole attentions, by the reference and, if a backend is named, by its kernels."""
     kernels = {
         f"{mode}{' + rotation' * (rotate == 'on')} ({kernel} kernel)": backend(
             kernel, AttentionOptions(mode, rotate=rotate)

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class AttentionSample:
-    """q (1, Hq, Nq, D), k and v (1, Hkv, Nkv, D) of any float dtype, and where in a model they come from.
+    """q (1, Hq, Nq, D), k and v (1, Hkv, Nkv, D) of any float dtype, and their place in a model.
 
     mask: None, or 4-D, bool (True = attend) or additive, broadcasting to (1, Hq, Nq, Nkv).
     """

@@ -1,6 +1,6 @@
 """Q, K and V with the outlier structure that the paper shows (figure of the heatmaps, sections 3.1 and 3.4).
 
-Every tensor is a sum of what its tokens share and what tells them apart:
+Every tensor is a sum of what its tokens share and what distinguishes them:
 
 * Q and K: an offset of each channel, the same for all tokens. It is normal with deviation 1, and OUTLIERS channels of
   each head have one of OUTLIER_RANGE instead, of either sign: those are the vertical lines of the heatmaps.
@@ -8,10 +8,10 @@ Every tensor is a sum of what its tokens share and what tells them apart:
   channel, so that the means of Q's blocks differ.
 * V: an offset of each channel, normal with deviation V_OFFSET; in every third layer BIASED_CHANNELS channels have one
   between 8 and 9 more, as section 3.4 reports of one model.
-* All: independent normal noise of deviation 1. Q and K are then scaled alike, so that what the noise and the walk add
-  up to in the scores has a deviation of SHARPNESS.
+* All: independent normal noise of deviation 1. Q and K are then scaled alike, so that noise and walk together give the
+  scores a deviation of SHARPNESS.
 
-Nothing here was fitted to a result. Layers differ by their seed alone.
+Nothing here was fitted to a result. Layers differ only by their seed.
 """
 
 from __future__ import annotations

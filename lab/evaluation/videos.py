@@ -50,7 +50,7 @@ _PEERS = ("comfy-kitchen", "sageattention", "flash-attention-3")
 _SHOWN_CAPTIONS = 6
 _SHOWN_MOMENT = 0.6  # of a clip's length
 _AT_ONCE = 8  # captions that are sampled together
-_DENSE_SHARE = 0.2  # of the steps, with sparse attention, as a new node has it
+_DENSE_SHARE = 0.2  # of the steps of a sparse sampling, as in a new node
 
 
 def baseline(name: str) -> Attend:
@@ -68,7 +68,7 @@ def of_candidate(candidate: BenchmarkCandidate) -> Attend:
 
 
 class SparseAttention:
-    """Self-attention with the key blocks that the node chooses; `begin_step` is told each step's number.
+    """Self-attention with the key blocks that the node chooses; call `begin_step` before each step.
 
     The first steps are dense, and so is cross-attention. Blocks of 128 tokens are half a frame of these short videos:
     a large model needs fewer of them for the same bound.
@@ -80,7 +80,7 @@ class SparseAttention:
         self._step = self._layer = 0
 
     def begin_step(self, step: int, steps: int) -> None:
-        """Before the calls of a step; the first one begins a sampling."""
+        """Begin a step; step 0 begins a sampling."""
         if step == 0:
             self._choices = BlockChoices(self._level)
         self._step, self._layer, self._is_dense = step, 0, step < _DENSE_SHARE * steps
@@ -132,7 +132,7 @@ def _in_bfloat16(attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
 
 @dataclass
 class Row:
-    """What came of one attention, caption by caption, beside full precision."""
+    """The results of one attention, caption by caption, compared with full precision."""
 
     psnr: list[float] = field(default_factory=list)
     ssim: list[float] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Row:
 
 
 class Studio:
-    """The demo model and its judge on one device."""
+    """The demo model and the caption classifier on one device."""
 
     def __init__(self, device: torch.device, job: Job) -> None:
         self._model, self._job = DemoModel(device), job
@@ -160,7 +160,7 @@ class Studio:
     def sample(
         self, scenes: Sequence[Scene], seeds: Sequence[int], rows: Mapping[str, Attend], results: dict[str, Row]
     ) -> None:
-        """Sample the captions with every attention, and add what came of it to `results`."""
+        """Sample the captions with every attention, and add the results to `results`."""
         job, captions = self._job, [scene.caption() for scene in scenes]
         size = {"width": job.width, "height": job.height, "frames": job.frames}
         noise = torch.cat([starting_noise(seed, **size) for seed in seeds])
@@ -193,7 +193,7 @@ def run(
     rows: Mapping[str, Attend],
     progress: Callable[[float], None] = lambda share: None,
 ) -> tuple[list[Scene], dict[str, Row]]:
-    """The scenes, and what came of each row. The job's seed draws the captions; number n starts from noise seed + n."""
+    """The scenes, and the results of each row. The job's seed draws the captions; caption n has noise of seed + n."""
     rng, studio, results = random.Random(job.seed), Studio(device, job), dict[str, Row]()
     scenes = [random_scene(rng) for _ in range(captions)]
     for first in range(0, captions, _AT_ONCE):

@@ -1,1 +1,1 @@
-"""The model families that people run, built by ComfyUI's own classes with random weights: what the node serves."""
+"""What the node serves in the model families that people run, built by ComfyUI's own classes with random weights."""

@@ -1,4 +1,4 @@
-"""Other attentions in place of ComfyUI's: overrides of its hook, each where its package can be imported."""
+"""Other attentions in place of ComfyUI's: overrides of its hook, each if its package can be imported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALL_PEERS = ("torch-cudnn", "flash-attention-3", "sageattention", KITCHEN)
 def override_of(attend: Plain, *, takes_mask: bool) -> Override:
     """An override that computes every call by `attend`.
 
-    Calls with a mask that it does not take, or with a scale of their own, stay with ComfyUI.
+    ComfyUI computes calls with a mask that `attend` does not take, or with their own scale.
     """
 
     def override(
@@ -58,14 +58,14 @@ attention_for_nothing = override_of(_mean_of_values, takes_mask=True)
 
 
 def with_override(patcher: Any, override: Override) -> Any:
-    """A copy of ComfyUI's ModelPatcher that asks `override` for its attention."""
+    """A copy of ComfyUI's ModelPatcher whose attention `override` computes."""
     patched = patcher.clone()
     patched.model_options.setdefault("transformer_options", {})[OVERRIDE] = override
     return patched
 
 
 def comfy_kitchen(*, takes_containers: bool = False) -> Override | None:
-    """ComfyUI's own choice of comfy-kitchen's INT8 attention; None where it is not available."""
+    """ComfyUI's own choice of comfy-kitchen's INT8 attention; None if it is not available."""
     import comfy.ldm.modules.attention as comfyui_attention
 
     if not getattr(comfyui_attention, "COMFY_KITCHEN_INT8_ATTENTION_IS_AVAILABLE", False):
@@ -82,7 +82,7 @@ def comfy_kitchen(*, takes_containers: bool = False) -> Override | None:
 
 
 def peers(names: Collection[str] = ALL_PEERS) -> tuple[dict[str, Override], dict[str, str]]:
-    """Name -> override of the attentions that can be had here, and for the others name -> why not."""
+    """Name -> override for the attentions that are available here; name -> reason for the others."""
     candidates = bench_peers.find([name for name in names if name != KITCHEN])
     overrides = {
         candidate.name: override_of(candidate.attend, takes_mask=candidate.name == "cuDNN")

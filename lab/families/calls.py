@@ -1,4 +1,4 @@
-"""Every attention call that a model makes, seen by the node's hook or not."""
+"""Counts every attention call of a model, whether the node's hook sees it or not."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Calls:
 
     Attributes:
         made: all of them.
-        unasked: those for which ComfyUI asks no hook.
+        unasked: those for which ComfyUI calls no hook.
         masked: those with a mask.
-        contained: those with their tensors in containers, which a kernel may let go of.
+        contained: those with their tensors in containers, which a kernel may release.
         longest: tokens of the longest one.
     """
 
@@ -43,7 +43,7 @@ class Calls:
 
 @contextmanager
 def counted() -> Iterator[Calls]:
-    """Count the calls of ComfyUI's attention functions, by whatever name its model files have imported them."""
+    """Count the calls of ComfyUI's attention functions, whichever of them its model files have imported."""
     calls = Calls()
     replaced: list[tuple[Any, str, Any]] = []
 

@@ -19,12 +19,12 @@ class DeclaredModel:
 
     Attributes:
         config: of the diffusion model, in ComfyUI's names.
-        fewer: numbers of layers in `config` -> how many are made, to save time alone.
+        fewer: fields of `config` with a number of layers -> how many are made, only to save time.
         latents: sizes of each stream: the video or picture, then the sound.
         text: tokens and channels of the text.
-        padded: tokens at its end that a mask hides.
+        padded: tokens at the text's end that a mask hides.
         picture: the size of the latents of two pictures to which the prompt refers, or ().
-        given: frames at the beginning of the video that are given, and not sampled.
+        given: frames at the start of the video that are given, not sampled.
         more: further tensors of the conditioning, by name.
     """
 
@@ -55,13 +55,13 @@ class Family:
         tiny: runs on a CPU in a moment.
         structure: what its attention is, in words.
         advice: mode and options to begin with, in words.
-        before: what attends before the first step, where ComfyUI asks no hook; "" when nothing does.
+        before: what attends before the first step, where ComfyUI calls no hook; "" if nothing does.
         options: plain values of the conditioning.
         needs: the file of ComfyUI that has the model, where releases up to 0.33 do not have it.
-        stated: its files say what they are; the names and sizes of the weights are another model's.
+        stated: its files say which model they are; the names and sizes of the weights fit another model.
         edits: the picture to change is a reference in the conditioning, of the latent's size.
         steps: to time in a round.
-        cfg: of the sampling; above 1 a step computes the prompt and its opposite together.
+        cfg: of the sampling; above 1 a step computes the positive and the negative prompt together.
     """
 
     name: str

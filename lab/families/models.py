@@ -45,7 +45,7 @@ def _model(family: Family, layout: Mapping[str, Any], dtype: torch.dtype, device
 
 
 def load(family: Family, shape: DeclaredModel, dtype: torch.dtype, device: torch.device) -> Any:
-    """ComfyUI's ModelPatcher of a model with random weights on `device`, drawn anew but alike in each run."""
+    """ComfyUI's ModelPatcher of a model on `device`, with random weights that are the same in each run."""
     import comfy.model_patcher
 
     model = _model(family, {**shape.config, **shape.fewer}, dtype, device)
@@ -58,7 +58,7 @@ def load(family: Family, shape: DeclaredModel, dtype: torch.dtype, device: torch
 def fill(module: torch.nn.Module, generator: torch.Generator) -> None:
     """Random weights of a size that keeps activations alike from layer to layer; norms near one.
 
-    ComfyUI makes parameters and buffers without values.
+    ComfyUI leaves parameters and buffers uninitialized.
     """
     for name, values in module.named_parameters():
         if values.ndim > 1:
@@ -74,7 +74,7 @@ def fill(module: torch.nn.Module, generator: torch.Generator) -> None:
 
 
 def latent(shape: DeclaredModel) -> Any:
-    """An empty latent as ComfyUI's nodes make it."""
+    """An empty latent, as ComfyUI's nodes make it."""
     import comfy.nested_tensor
 
     streams = [torch.zeros(sizes) for sizes in shape.latents]
@@ -82,7 +82,7 @@ def latent(shape: DeclaredModel) -> Any:
 
 
 def noise_mask(shape: DeclaredModel) -> Any:
-    """1 where noise is sampled, 0 in the frames that are given, as ComfyUI's nodes make it; None without any."""
+    """1 where noise is sampled, 0 in the given frames, as ComfyUI's nodes make it; None without given frames."""
     import comfy.nested_tensor
 
     if not shape.given:
@@ -116,7 +116,7 @@ def conditioning(family: Family, shape: DeclaredModel) -> list[Any]:
 def sample(
     patcher: Any, family: Family, shape: DeclaredModel, steps: int, after_step: Callable[[], object] = lambda: None
 ) -> tuple[torch.Tensor, list[float]]:
-    """Sample (Euler): the final latents, all streams in one row; the seconds of all steps but the first.
+    """Sample with Euler steps: the final latents, all streams in one row; the seconds of all steps but the first.
 
     after_step: called between two steps and not timed.
     """
@@ -147,14 +147,14 @@ def sample(
 def seconds_in_rounds(
     candidates: Mapping[str, Any], family: Family, shape: DeclaredModel, rounds: int, seed: int = 0
 ) -> dict[str, list[float]]:
-    """Seconds a step of each candidate (name -> ModelPatcher), in an order drawn anew in every round.
+    """Seconds per step of each candidate (name -> ModelPatcher), in a new random order in every round.
 
-    Each has been sampled before: a first sampling loads kernels.
+    Sample each candidate once before: a first sampling loads kernels.
     """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    drawn = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(rounds):
-        for name in drawn.sample(list(candidates), len(candidates)):
+        for name in rng.sample(list(candidates), len(candidates)):
             seconds[name] += sample(candidates[name], family, shape, family.steps + 1)[1]
     return seconds
 
@@ -162,12 +162,12 @@ def seconds_in_rounds(
 def seconds_by_turns(
     candidates: Mapping[str, Any], family: Family, shape: DeclaredModel, rounds: int, seed: int = 0
 ) -> dict[str, list[float]]:
-    """As `seconds_in_rounds`, where the samplings of a round run side by side and take turns step by step.
+    """As `seconds_in_rounds`, but the samplings of a round run side by side and take turns step by step.
 
-    Each step has steps of the others just before and behind it: the host may be slower for seconds at a time.
+    Steps of the others run just before and after each step, because the host may be slower for seconds at a time.
     """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    drawn = random.Random(seed)
+    rng = random.Random(seed)
 
     def run(turns: Turns, name: str) -> None:
         def give_and_wait() -> None:
@@ -185,7 +185,7 @@ def seconds_by_turns(
     gc.freeze()  # else a collection that visits every object lands in one candidate's step
     with ThreadPoolExecutor(len(candidates)) as pool:
         for _ in range(rounds):
-            turns = Turns(candidates, drawn)
+            turns = Turns(candidates, rng)
             running = [pool.submit(run, turns, name) for name in candidates]
             turns.give()
             for sampling in running:

@@ -1,4 +1,4 @@
-"""Configurations of models whose file a ComfyUI has and whose configuration it lacks: an overlay of single files."""
+"""Configurations for models whose file a ComfyUI has but whose configuration it lacks: an overlay of single files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def model_config(name: str) -> Any:
-    """The class of ComfyUI's `supported_models` of this name, or a stand-in for it; None where there is neither.
+    """The class of ComfyUI's `supported_models` of this name, or a stand-in for it; None if there is neither.
 
-    A stand-in has what sampling needs, and none of what loading files does.
+    A stand-in has what sampling needs, but nothing that loading files needs.
     """
     import comfy.supported_models
 

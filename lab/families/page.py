@@ -1,4 +1,4 @@
-"""What was found of the families, and their results page."""
+"""The results of the families, and their page."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NOT_RUN = "not run"
 
 @dataclass(frozen=True)
 class Served:
-    """A tiny model with the node beside the same without.
+    """A tiny model with the node, compared with the same model without it.
 
     Attributes:
         calls: of the whole sampling.
         served: how many of them the node served; left: reason -> calls that ComfyUI's attention took.
         cosine: between the final latents with and without the node.
-        share: the node's error as a share of what attention does: of the distance to the latents of a model in which
-            attention gives the mean of all values.
+        share: the node's error as a share of what attention does: of the distance to the latents of a model whose
+            attention returns the mean of all values.
     """
 
     calls: Calls
@@ -38,16 +38,16 @@ class Served:
 
 @dataclass(frozen=True)
 class TimedSteps:
-    """Seconds a step of a real shape by candidate, and its attention calls with the node's first mode."""
+    """Seconds per step of a real shape for each candidate, and its attention calls with the node's first mode."""
 
     tokens: int
     seconds: dict[str, list[float]]
     served: str
     peak_gib: float
-    in_pairs: bool = False  # the steps of all candidates with the same number were made one right after the other
+    in_pairs: bool = False  # steps of the same number of all candidates ran right after each other
 
     def times_as_fast(self, name: str) -> str:
-        """A candidate's speed by that of ComfyUI's default; for pairs with the 95 % interval of their median."""
+        """A candidate's speed relative to ComfyUI's default; for pairs with the 95 % interval of their median."""
         default, seconds = self.seconds[DEFAULT], self.seconds[name]
         if not self.in_pairs:
             return f"{median(default) / median(seconds):.2f}"
@@ -59,7 +59,7 @@ class TimedSteps:
 
 @dataclass
 class FamilyRow:
-    """What was found of a family; `failed` says why something could not be."""
+    """The results of a family; `failed` says why some are missing."""
 
     family: Family
     served: Served | None = None
@@ -87,7 +87,7 @@ class FamilyRow:
         ]  # fmt: skip
 
     def timed_cells(self, names: Sequence[str], modes: Sequence[str]) -> list[str]:
-        """Its row of the second table: seconds of the candidates `names`, how much faster `modes` are."""
+        """Its row of the second table: the seconds of the candidates `names`, and how much faster `modes` are."""
         family, timed = self.family, self.timed
         latents = " and ".join(" x ".join(map(str, sizes[1:])) for sizes in family.real.latents)
         begin = [family.name, family.real.layers, latents]

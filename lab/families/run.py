@@ -1,4 +1,4 @@
-"""What the node serves in each model family, and on a GPU what a sampling step takes: one command for all families.
+"""What the node serves in each model family, and on a GPU the time of a sampling step: one command for all families.
 
     python -m lab families --device cpu --results docs/results        # families.md
     python -m lab families --only "Wan 2.1" --peers --page steps      # beside other packages' attentions
@@ -7,8 +7,8 @@
 Tiny random models of each family's structure are sampled in ComfyUI with the backend *reference* and without the node.
 On a GPU each family's real shape follows, with random weights, in bf16: seconds a step with ComfyUI's attention, with
 the node, with `--peers` also with other packages' attentions, and without attention, in shuffled rounds. `--short`
-times models whose steps are many short calls in place of all that: what the node costs the host shows there. Run it
-with a Python that has ComfyUI's requirements.
+instead times models whose steps are many short calls, which show what the node costs the host. Run it with a Python
+that has ComfyUI's requirements.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SHORT_PEERS = ("torch-cudnn",)
 
 
 def enter_comfyui(folder: Path, *, cpu: bool = False) -> None:
-    """Make ComfyUI's packages importable, with its command line left at the defaults. cpu: leave GPUs alone.
+    """Make ComfyUI's packages importable, with the defaults of its command line. cpu: use no GPU.
 
     SystemExit with one line in a Python that lacks what ComfyUI needs.
     """
@@ -92,9 +92,9 @@ def serve_tiny(family: Family, device: torch.device) -> Served:
 def time_steps(
     family: Family, shape: DeclaredModel, modes: list[str], rounds: int, device: torch.device, peer_names: Sequence[str]
 ) -> TimedSteps:
-    """Seconds a step with each attention; on a CPU with the backend *reference*, to see that it runs.
+    """Seconds per step with each attention; on a CPU with the backend *reference*, to see that it runs.
 
-    peer_names: names of other attentions, as `peers` has them.
+    peer_names: names of other attentions, as for `peers`.
     """
     is_gpu = device.type == "cuda"
     if is_gpu:
@@ -126,7 +126,7 @@ def time_steps(
 
 
 def clear() -> None:
-    """Forget the models, so that the next family finds the memory free."""
+    """Unload the models, so that the memory is free for the next family."""
     import comfy.model_management
 
     comfy.model_management.unload_all_models()
@@ -135,7 +135,7 @@ def clear() -> None:
 
 
 def fill_in(row: FamilyRow, options: argparse.Namespace, device: torch.device) -> None:
-    """Sample a row's models; RuntimeError when ComfyUI does not know the family by its real shape."""
+    """Sample a row's models; RuntimeError if ComfyUI does not detect the family by its real shape."""
     family = row.family
     unlike = unlike_detected(family)
     if unlike:
@@ -206,12 +206,12 @@ def main(arguments: list[str]) -> int:
         try:
             with torch.inference_mode():
                 fill_in(row, options, device)
-        except Exception as error:  # whatever a model raises: it is told, and does not cost the other families
+        except Exception as error:  # whatever a model raises: report it, and go on with the other families
             row.failed = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             logging.exception(family.name)
         clear()
         print(f"{family.name}: {row.failed or 'done'}", file=sys.stderr, flush=True)
-        # After each family, so that an interrupted run keeps what it measured.
+        # Write after each family, so that an interrupted run keeps what it measured.
         lines = [*head, *body(rows, options.modes, is_gpu=is_gpu)]
         if options.results is not None:
             write(lines, options.page, options.results)

@@ -8,23 +8,23 @@ from collections.abc import Iterable
 
 
 class Turns:
-    """Threads of which one at a time has the turn, in an order drawn anew for each step."""
+    """Lets one of several threads run at a time, in a new random order for each step."""
 
-    def __init__(self, names: Iterable[str], drawn: random.Random) -> None:
+    def __init__(self, names: Iterable[str], rng: random.Random) -> None:
         self._begins = {name: threading.Semaphore(0) for name in names}
-        self._left, self._order, self._drawn = list(self._begins), list[str](), drawn
+        self._remaining, self._order, self._rng = list(self._begins), list[str](), rng
 
     def wait(self, name: str) -> None:
         self._begins[name].acquire()
 
     def give(self) -> None:
-        """Whoever has the turn gives it to the next one, which may be itself."""
+        """Give the turn to the next thread, which may be the calling one."""
         if not self._order:
-            self._order = self._drawn.sample(self._left, len(self._left))
+            self._order = self._rng.sample(self._remaining, len(self._remaining))
         if self._order:
             self._begins[self._order.pop()].release()
 
     def leave(self, name: str) -> None:
-        self._left.remove(name)
+        self._remaining.remove(name)
         self._order = [other for other in self._order if other != name]
         self.give()

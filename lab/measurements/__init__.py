@@ -1,1 +1,1 @@
-"""Sparse calls, and what the node chooses."""
+"""Measurements: sparse calls, the node's choices, memory, and the host's time."""

@@ -1,10 +1,10 @@
-"""`python -m lab choices`: the node's decision for a call, beside every attention that it could have taken.
+"""`python -m lab choices`: the node's decision for a call, compared with every attention that it could have taken.
 
     python -m lab choices --results docs/results  # choices.md
 
 Tests the kernels and measures the GPU twice as the first node does, then times calls that were not part of that. Prints
-for each what a node in 8b with the other defaults takes, and how much slower that is than the fastest of what it could
-take: 8b, ComfyUI's own attention, and an exact one. Other modes and packages are timed beside them on the GPU alone.
+for each call what a node in 8b with the other defaults takes, and how much slower that is than the fastest of what it
+could take: 8b, ComfyUI's own attention, and an exact one. Other modes and packages are also timed, on the GPU alone.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from ..arguments import cuda_device, parser_of
 from ..result_page import page_head, show, table, usable_kernels, write
 from .host_times import CALLS_A_PASS, Run, node_pass, passes_of
 
-_SECONDS = 0.2  # of a call, on the GPU alone
-_PASS = 0.01  # seconds of the GPU in a pass of calls in a row
+_SECONDS = 0.2  # for the times of a call on the GPU alone
+_PASS = 0.01  # GPU seconds of a pass of calls in a row
 _ROUNDS = 5
 _HIDDEN = 77  # keys at the end, in calls with a mask
 
@@ -109,7 +109,7 @@ class CheckedChoice:
     """The candidate that the node takes for a call, and by how much it is slower than the fastest that it could take.
 
     Attributes:
-        in_a_row: seconds of each of many calls in a row by the node, host time included.
+        in_a_row: seconds per call of many calls in a row by the node, including host time.
         on_gpu: seconds on the GPU alone.
     """
 
@@ -136,14 +136,14 @@ def _chosen(dispatcher: Dispatcher, call: AttentionCall) -> Candidate:
         return Candidate(PLAIN)
     if decision.is_peer:
         return Candidate(decision.backend, PEER)
-    return Candidate.of(decision.backend, replace(decision.options, rotate="off"))  # as random inputs settle
+    return Candidate.of(decision.backend, replace(decision.options, rotate="off"))  # random inputs rotate no head
 
 
 def _in_a_row(call: AttentionCall, candidates_on_gpu: dict[Candidate, float], own: Run) -> dict[Candidate, float]:
-    """Seconds a call of what the node may take, in passes of a sampling, each of which ends with the GPU.
+    """Seconds per call of what the node may take, in passes of a sampling that each wait for the GPU at the end.
 
-    These are ComfyUI's attention by itself, the exact attention that the node takes first, and 8b, as it is once the
-    heads that gain by rotation are known: of random inputs there are none.
+    These are ComfyUI's attention by itself, the exact attention that the node prefers, and 8b once the heads to rotate
+    are known, of which random inputs have none.
     """
     inputs = (call.q, call.k, call.v, call.heads)
     calls = max(min(CALLS_A_PASS, round(_PASS / min(candidates_on_gpu.values()))), 2)
@@ -155,7 +155,7 @@ def _in_a_row(call: AttentionCall, candidates_on_gpu: dict[Candidate, float], ow
         dispatcher = Dispatcher(settings, probe(call.q.device, settings), device=call.q.device, own_is_torchs=True)
         runs[_chosen(dispatcher, call)] = node_pass(settings, inputs, **further)
     seconds: dict[Candidate, list[float]] = {candidate: [] for candidate in runs}
-    for number in range(-2, _ROUNDS):  # the first pass of the node looks for the heads to rotate
+    for number in range(-2, _ROUNDS):  # the first pass of the node finds the heads to rotate
         for candidate in random.sample(list(runs), len(runs)):
             start = time.perf_counter()
             runs[candidate]()
@@ -166,7 +166,7 @@ def _in_a_row(call: AttentionCall, candidates_on_gpu: dict[Candidate, float], ow
 
 
 def check(dispatcher: Dispatcher, sizes: Sizes) -> CheckedChoice:
-    """Time a call by every candidate but 4b's and those that smooth V, and see which one the node takes."""
+    """Time a call by every candidate except 4b's and those that smooth V, and find out which one the node takes."""
     call = sizes.call()
     runs = candidates.calls(*call.tensors("BHND"), call.mask_4d())
     runs = {candidate: run for candidate, run in runs.items() if candidate.mode != "4b" and not candidate.smooth_v}
@@ -181,7 +181,7 @@ def check(dispatcher: Dispatcher, sizes: Sizes) -> CheckedChoice:
 
 
 def body(device: torch.device) -> list[str]:
-    """Measure; the page below its head. Tells on stderr how far it is."""
+    """Measure; return the page below its head. Prints the progress to stderr."""
     lines = []
     for kernel in usable_kernels(device):
         decision = self_test.test_now(kernel.name, device.index, kernel.variants)
@@ -200,10 +200,10 @@ def body(device: torch.device) -> list[str]:
         checked.append(check(dispatcher, sizes))
         print(f"{sizes}: {checked[-1].taken.words}, {checked[-1].loss:+.1%}", file=sys.stderr, flush=True)
     in_a_row, on_gpu = (
-        list(dict.fromkeys(candidate for seconds in of_rows for candidate in seconds))
-        for of_rows in ([row.in_a_row for row in checked], [row.on_gpu for row in checked])
+        list(dict.fromkeys(candidate for seconds in column for candidate in seconds))
+        for column in ([row.in_a_row for row in checked], [row.on_gpu for row in checked])
     )
-    on_gpu = [candidate for candidate in on_gpu if candidate.mode != EXACT]  # those stand in a row
+    on_gpu = [candidate for candidate in on_gpu if candidate.mode != EXACT]  # exact ones are among those in a row
     over = sum(row.loss > 0.03 for row in checked)
     return [
         *lines,

@@ -2,17 +2,17 @@
 
     python -m lab.measurements.host_times
 
-On a GPU: microseconds of the calling thread by the real driver. It runs ahead of the device, whose queue takes all
-calls of a pass. The rows are overrides of ComfyUI's hook: those that only call an attention, and the node with its
-defaults and in other settings. The last row is the choice of key blocks of a sparse call, whose launches grow with its
-tokens and heads.
+On a GPU: microseconds of the calling thread with the real driver. The thread runs ahead of the device, whose queue
+takes all calls of a pass. The rows are overrides of ComfyUI's hook: some only call an attention, the others are the
+node with its defaults and with other settings. The last row is the choice of key blocks of a sparse call, whose
+launches grow with its tokens and heads.
 
-Without one the calls go to the bundled kernels for Hopper, whose launches a recording driver takes, which is compiled
-with g++ and here records nothing. They are made on CPU tensors, so memory comes from the CPU's allocator, and the time
-is the CPU's of this process alone.
+Without a GPU: the calls go to the bundled kernels for Hopper, and their launches to a recording driver, which is
+compiled with g++ and here records nothing. The tensors are on the CPU, so memory comes from its allocator, and the time
+is the CPU time of this process.
 
 Calls are warm: planned, on tensors of one size, in passes of as many calls as Flux has. Compare before and after a
-change, on a quiet machine, whose caches are shared.
+change, on a quiet machine, because processes share its caches.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def load_driver(folder: Path) -> None:
 
 
 def kernels_on_cpu_tensors() -> AbstractContextManager[object]:
-    """The kernels take CPU tensors as if they were a GPU's: what they launch does nothing."""
+    """Let the kernels take CPU tensors as if they were on a GPU; their launches do nothing."""
     backend: Any = registry.get(BACKEND)
     bind = backend.bind
     patches = ExitStack()
@@ -126,7 +126,7 @@ def passes_of(
     override: Override, inputs: tuple[Any, ...], run: Callable[[Run], object], *, calls: int = CALLS_A_PASS,
     own: Override = _own, **keywords: Any,
 ) -> Run:  # fmt: skip
-    """A pass of calls of `override`, by `run`; `own` is ComfyUI's attention, and `keywords` are arguments of a call."""
+    """A pass of calls of `override`, which `run` runs; `own`: ComfyUI's attention; `keywords`: arguments of a call."""
     options = {"block_index": 3}
 
     def model() -> None:
@@ -147,7 +147,7 @@ def node_pass(settings: Settings, inputs: tuple[Any, ...], *, times_calls: bool 
             session.begin_sampling(SIGMAS, times_calls=times_calls)
             steps.extend(SIGMAS[:-1])
         model_pass = session.begin_pass(steps.pop(0), device, {})
-        model_pass.check_at_end = True  # as on a GPU, whose flag is read behind the pass
+        model_pass.check_at_end = True  # as on a GPU, whose flag is read after the pass
         with model_passes.running(session.slot, model_pass):
             model()
         session.end_pass(model_pass)
@@ -156,7 +156,7 @@ def node_pass(settings: Settings, inputs: tuple[Any, ...], *, times_calls: bool 
 
 
 def choices_pass(inputs: tuple[torch.Tensor, ...]) -> Run:
-    """A pass of calls that choose their key blocks, in a step of its own; q, k and v (B, H, N, D)."""
+    """Passes of calls that choose their key blocks, each in a step of its own; q, k and v (B, H, N, D)."""
     q, k, v = inputs
     choices, steps = BlockChoices(LEVELS["medium"]), count(step=STEPS_SERVED)
 
@@ -170,7 +170,7 @@ def choices_pass(inputs: tuple[torch.Tensor, ...]) -> Run:
 
 
 def runs_on(device: torch.device, tokens: int, heads: int) -> dict[str, Run]:
-    """What is timed, by name."""
+    """The passes to time, by name."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.half
     qkv = [torch.randn(1, tokens, heads * HEAD_DIM, device=device, dtype=dtype) for _ in range(3)]
     inputs = (*qkv, heads)
@@ -194,7 +194,7 @@ def runs_on(device: torch.device, tokens: int, heads: int) -> dict[str, Run]:
 
 
 def time_rounds(runs: dict[str, Run], passes: int, rounds: int, clock: Callable[[], float]) -> dict[str, list[float]]:
-    """Microseconds a call, one figure a round; the order is drawn anew in each."""
+    """Microseconds per call, one figure per round; each round has a new random order."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for warm in [False] + [True] * rounds:
         for name in random.sample(list(runs), len(runs)):

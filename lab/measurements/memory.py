@@ -1,13 +1,13 @@
-"""`python -m lab memory`: what attention takes of a GPU's memory, in calls, in MiniMax H3's blocks and in whole clips.
+"""`python -m lab memory`: the GPU memory that attention takes, in calls, in MiniMax H3's blocks and in whole clips.
 
     python -m lab memory --results docs/results  # memory.md
 
-Beside ours: ComfyUI's default and, where this ComfyUI offers it, comfy-kitchen's INT8, with plain tensors and with
-ComfyUI's containers. Peaks are torch's `max_memory_allocated` over what was there before, q, k and v among it in calls.
-Times are medians of five rounds or more, each in an order drawn anew. The attention of an H3 block has its real size
-and random weights. The longest clip is the longest of which two of the model's 50 blocks, which are alike, can be
-computed where torch may allocate no more than a smaller card has (`set_per_process_memory_fraction`); the whole model's
-random weights are in FP8 and offloaded by ComfyUI.
+Measured beside ours: ComfyUI's default and, if this ComfyUI offers it, comfy-kitchen's INT8, with plain tensors and
+with ComfyUI's containers. Peaks are torch's `max_memory_allocated` above what was allocated before, which in calls
+includes q, k and v. Times are medians of at least five rounds, each in a new random order. The attention of an H3 block
+has its real size and random weights. The longest clip is the longest one of which two of the model's 50 equal blocks
+can be computed while torch may allocate only as much as a smaller card has (`set_per_process_memory_fraction`); the
+whole model's random weights are in FP8 and offloaded by ComfyUI.
 Run it with a Python that has ComfyUI's requirements.
 """
 
@@ -54,7 +54,7 @@ MOST_TIMED = 110_000  # tokens: a round of longer ones takes many seconds
 CARDS = (12, 16)  # GiB
 H3 = next(family for family in FAMILIES if family.name == "MiniMax H3")
 _FRAMES, _MOST_FRAMES = 37, 160  # of latents: 5 s, and more than the cards hold
-_PRECISION = 12  # a clip's length is searched to a part of it
+_PRECISION = 12  # the search finds a clip's length to within a twelfth of it
 _SECONDS, _HEAT_SECONDS, _MIB = 20.0, 20.0, 2**20
 
 Run = Callable[[], torch.Tensor]
@@ -146,14 +146,14 @@ def rows(measured: Mapping[str, Mapping[str, Figure]]) -> list[str]:
 
 
 def clip(frames: int) -> DeclaredModel:
-    """MiniMax H3's real shape with so many frames of latents."""
+    """MiniMax H3's real shape with this many frames of latents."""
     _, sound = H3.real.latents
     longer = ((1, 24, frames, 48, 84), (*sound[:3], sound[3] * frames // _FRAMES))
     return replace(H3.real, latents=longer, fewer={})
 
 
 def in_fp8(device: torch.device) -> Any:
-    """ComfyUI's ModelPatcher of the whole model in FP8 on the CPU, whose weights it brings to the device as it can."""
+    """ComfyUI's ModelPatcher of the whole model in FP8 on the CPU; it loads weights to the device as memory allows."""
     import comfy.model_patcher
 
     config = model_config(H3.model)(dict(H3.real.config))
@@ -176,7 +176,7 @@ def in_fp8(device: torch.device) -> Any:
 
 @contextmanager
 def card(gigabytes: int, device: torch.device) -> Iterator[None]:
-    """torch and ComfyUI have as much memory as on a smaller card."""
+    """Limit torch and ComfyUI to the memory of a smaller card."""
     import comfy.model_management
 
     size = gigabytes << 30
@@ -200,10 +200,9 @@ class _Enough(Exception):
 
 @contextmanager
 def two_blocks(patcher: Any) -> Iterator[None]:
-    """Within the block the model ends in `_Enough` before its third block.
+    """Within a `with` block the model raises `_Enough` before its third block, when ComfyUI prefetches its weights.
 
-    ComfyUI asks for each block's weights before it. A hook of the block would keep this pack from making slices, as it
-    might belong to another pack.
+    A forward hook on the block would keep this pack from making slices, because it might belong to another pack.
     """
     import comfy.model_prefetch
 
@@ -219,7 +218,7 @@ def two_blocks(patcher: Any) -> Iterator[None]:
 
 
 def longest(candidate: Any) -> int:
-    """Frames of latents of the longest clip of which two blocks can be computed; 0 where not even the shortest can."""
+    """Frames of latents of the longest clip of which two blocks can be computed; 0 if not even 5 s can."""
     fits, fails = 0, _MOST_FRAMES
     frames = _FRAMES
     while fails - fits > max(fits // _PRECISION, 1):
@@ -254,7 +253,7 @@ def clips(device: torch.device) -> list[str]:
 
 
 def parts(options: argparse.Namespace, device: torch.device) -> Iterator[list[str]]:
-    """Measure; the page below its head, part by part."""
+    """Measure; yield the page below its head, part by part."""
     rng = random.Random(options.seed)
     heat(_HEAT_SECONDS)
     measured = {}

@@ -3,11 +3,11 @@
     python -m lab sparse --results docs/results  # sparse.md
     python -m lab sparse --build sm80=build/kernels/comfy_sage2_sm80 --results docs/results
 
-Whole calls at Wan 14B's 720p shape, with quantization, the choice of blocks and their lists, in an order drawn anew in
-each round. The inputs are random and video-like: queries and keys of a head match where tokens are near each other, and
-each head has its own idea of near. Errors are relative L2 of a head on sampled rows, against attention in float32.
-Whole samplings follow, with the node's rule of steps, in which a choice of blocks serves two steps.
-Sol-Attn is measured where comfy_kitchen can be imported; a build is a kernel package for this GPU, as for `lab bench`.
+Whole calls at Wan 14B's 720p shape, with quantization, the choice of blocks and their lists, in a new random order in
+each round. The inputs are random and video-like: queries and keys of a head match if tokens are near each other, and
+each head has its own range. Errors are relative L2 of a head on sampled rows, against attention in float32.
+Whole samplings follow, in which a choice of blocks serves two steps, as in the node.
+Sol-Attn is measured if comfy_kitchen can be imported; a build is a kernel package for this GPU, as for `lab bench`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DENSE = "dense 8b"
 SHARES, TAIL_SHARES, BOUNDS = (0.58, 0.39, 0.2, 0.1, 0.05), (0.5, 0.2, 0.1, 0.05), (0.02, 0.05, 0.1)
 OPTIONS = AttentionOptions("8b", layout="BNHD", rotate="off")
 _ROWS, _SECONDS, _HEAT_SECONDS = 384, 60.0, 20.0
-_LAYERS, _STEPS, _JUDGED_STEPS = 4, 20, (10, 11)  # of samplings; a choice, and one that serves a second step
+_LAYERS, _STEPS, _JUDGED_STEPS = 4, 20, (10, 11)  # of samplings; one judged step chooses blocks, one reuses them
 _MODEL_LAYERS = 40
 
 Attend = Callable[[], torch.Tensor]
@@ -80,7 +80,7 @@ def by_build(module: ModuleType, inputs: Inputs, sparse: Sparse) -> torch.Tensor
     q, k, v = inputs.q, inputs.k, inputs.v
     blocks = sparse.blocks(q, k, v, OPTIONS, NO_TENSORS)
     assert blocks is not None
-    pv = "int8" if "int8" in module.pv_formats else "auto"  # what cards without FP8 of wgmma have by default
+    pv = "int8" if "int8" in module.pv_formats else "auto"  # the default of cards without wgmma's FP8
     options = replace(OPTIONS, pv=pv, return_lse=sparse.tail)
     optional = OptionalTensors(block_mask=blocks.mask.lists)
     signature = CallSignature.of(q, k, v, options, optional)
@@ -130,7 +130,7 @@ def _with_lse(options: AttentionOptions, *tensors: torch.Tensor, **blocks: Any) 
 
 
 class Sampled:
-    """What the attention of samplings took and lost."""
+    """The time and the errors of the attention of samplings."""
 
     def __init__(self) -> None:
         self.milliseconds = 0.0
@@ -140,8 +140,8 @@ class Sampled:
 def samplings(device: torch.device, seed: int) -> list[str]:
     """The table of whole samplings: a row for each level.
 
-    All levels take their turns call by call, in an order drawn anew. In each step q, k and v have other noise, which
-    falls from step to step.
+    All levels take turns call by call, in a new random order. Each step adds other noise to q, k and v, less from step
+    to step.
     """
     options = replace(OPTIONS, layout="BHND", return_lse=True)
     sparse = {name: SparseAttention(partial(_with_lse, options), level) for name, level in LEVELS.items()}
@@ -180,7 +180,7 @@ def samplings(device: torch.device, seed: int) -> list[str]:
 
 
 def body(device: torch.device, builds: Sequence[Build], seed: int, seconds: float) -> list[str]:
-    """Measure; the page below its head."""
+    """Measure; return the page below its head."""
     q, k, v, _ = video_like(GRID, HEADS, HEAD_DIM, device, seed)
     sampled = torch.randperm(q.shape[1], device=device)[:_ROWS]
     inputs = Inputs(q, k, v, sampled, exact_rows(q, k, v, sampled))

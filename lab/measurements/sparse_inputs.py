@@ -1,4 +1,4 @@
-"""Random inputs of sparse calls, each with a property by which blocks are easily chosen wrong."""
+"""Random inputs of sparse calls, each with a property that easily leads to a wrong choice of blocks."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def video_like(
 ) -> MadeInputs:
     """Random q, k and v of a video's tokens, frame by frame.
 
-    Where two tokens lie in frame, height and width enters q and k through random waves, so that scores fall with their
-    distance, over 1.5 to 16 tokens by the head; the highest are `sharpness` above the mean, as natural logarithms, a
-    number for each head in turn.
+    The places of tokens in frame, height and width enter q and k through random waves, so that scores fall with the
+    distance of two tokens, over 1.5 to 16 tokens depending on the head. The highest scores are `sharpness` above the
+    mean, as natural logarithms; the heads take its numbers in turn.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -56,7 +56,7 @@ def video_like(
     return MadeInputs(q, k, v)
 
 
-Change = Callable[[MadeInputs, torch.Generator, Grid], MadeInputs]  # in place
+Change = Callable[[MadeInputs, torch.Generator, Grid], MadeInputs]  # may write to the inputs
 
 
 def _direction(head_dim: int, generator: torch.Generator) -> torch.Tensor:
@@ -64,8 +64,8 @@ def _direction(head_dim: int, generator: torch.Generator) -> torch.Tensor:
     return direction.div_(direction.norm())
 
 
-def _some(count: int, of: int, generator: torch.Generator) -> torch.Tensor:
-    return torch.randperm(of, generator=generator, device=generator.device)[:count]
+def _some(count: int, total: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randperm(total, generator=generator, device=generator.device)[:count]
 
 
 def ragged(inputs: MadeInputs, generator: torch.Generator, grid: Grid, *, behind: int = 37) -> MadeInputs:
@@ -83,7 +83,7 @@ def text(inputs: MadeInputs, generator: torch.Generator, grid: Grid, *, tokens: 
 
 
 def global_key(inputs: MadeInputs, generator: torch.Generator, grid: Grid, *, share: float) -> MadeInputs:
-    """A share of the rows, anywhere, attends to one key, which is no louder than others."""
+    """A share of the rows, anywhere, attends to one key, which is no larger than others."""
     tokens, heads, head_dim = inputs.q.shape[1:]
     for head in range(heads):
         loud = 9 * (head_dim / 64) ** 0.25 * _direction(head_dim, generator)
@@ -97,7 +97,7 @@ def global_key(inputs: MadeInputs, generator: torch.Generator, grid: Grid, *, sh
 
 
 def loud_key(inputs: MadeInputs, generator: torch.Generator, grid: Grid, *, factor: float) -> MadeInputs:
-    """One key is loud, and each row attends to it as it happens to be turned."""
+    """One key is large, and how much a row attends to it depends on the row's random direction."""
     tokens, heads, head_dim = inputs.q.shape[1:]
     for head in range(heads):
         key = int(_some(1, tokens, generator))
@@ -116,7 +116,7 @@ def sink(inputs: MadeInputs, generator: torch.Generator, grid: Grid, *, strength
 
 
 def loud_rows(inputs: MadeInputs, generator: torch.Generator, grid: Grid, *, share: float, factor: float) -> MadeInputs:
-    """A share of the rows is loud, and so attends to whichever keys are near it."""
+    """A share of the rows is large, so that each attends to whichever keys are near its direction."""
     tokens, heads, head_dim = inputs.q.shape[1:]
     for head in range(heads):
         rows = _some(max(1, round(share * tokens)), tokens, generator)
@@ -144,9 +144,9 @@ def loud_value(inputs: MadeInputs, generator: torch.Generator, grid: Grid, *, fa
 
 
 def columns(inputs: MadeInputs, generator: torch.Generator, grid: Grid, *, first: float, last: float) -> MadeInputs:
-    """The queries of some columns of the picture, between two shares of its width, attend to one key with a loud value.
+    """The queries of some columns of the image, between two shares of its width, attend to one key with a large value.
 
-    Where the width divides 128, or a multiple of it, evenly spaced rows are all of one column.
+    If the width divides 128, or a multiple of it, evenly spaced rows are all in one column.
     """
     tokens, heads, head_dim = inputs.q.shape[1:]
     width = grid[2]
@@ -191,7 +191,7 @@ KINDS: dict[str, tuple[tuple[float, ...], Change]] = {
 
 
 def made(name: str, grid: Grid, heads: int, head_dim: int, device: torch.device, seed: int) -> MadeInputs:
-    """The inputs of KINDS that are called so."""
+    """The inputs of KINDS called `name`."""
     sharpness, change = KINDS[name]
     generator = torch.Generator(device=device).manual_seed(seed + 1)
     return change(video_like(grid, heads, head_dim, device, seed, sharpness), generator, grid)

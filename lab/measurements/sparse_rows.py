@@ -1,8 +1,8 @@
-"""`python -m lab sparse-rows`: what heads lose over all of their rows, beside the bound that holds on some of them.
+"""`python -m lab sparse-rows`: heads' errors over all of their rows, compared with the bound for sampled rows.
 
     python -m lab sparse-rows --results docs/results  # sparse-rows.md
 
-Blocks are chosen as by the node, in calls of any length; all else is float32. The inputs are every kind of
+Blocks are chosen as in the node, but in calls of any length; everything else is float32. The inputs are every kind of
 `sparse_inputs`, and self-attention of the demo model, which samples in full precision.
 """
 
@@ -31,7 +31,7 @@ from ..demo.scenes import random_scene
 from ..result_page import page_head, show, table, write
 from .sparse_inputs import KINDS, made
 
-MOST_ON_AVERAGE, MOST = 1.3, 2.0  # times the bound: the heads of an input together, and each of them
+MOST_ON_AVERAGE, MOST = 1.3, 2.0  # times the bound: the mean of an input's heads, and each head
 _BOUNDED = [(level, level.bound) for level in LEVELS.values() if level.bound is not None]
 _GRID, _HEADS, _HEAD_DIM, _SEEDS = (8, 32, 32), 4, 64, 3
 _LONG_GRID, _LONG = (24, 32, 32), ("video-like", "video-like, diffuse", "one global key, diffuse")
@@ -56,7 +56,7 @@ def output(inputs: Inputs, blocks: CallBlocks) -> torch.Tensor:
 
 
 def lost(inputs: Inputs, sample: int) -> torch.Tensor:
-    """Of each bound: errors of the heads over all rows, times the bound; shares of the blocks; which have a tail.
+    """For each bound: the heads' errors over all rows, divided by the bound; shares of the blocks; which have a tail.
 
     Float32 (bounds, 3, B * H); sample: the number of the sampled rows.
     """
@@ -66,7 +66,7 @@ def lost(inputs: Inputs, sample: int) -> torch.Tensor:
     figures = []
     for level, bound in _BOUNDED:
         blocks = BlockChoices(level).blocks(key, Moment(sample), inputs)
-        assert blocks is not None  # which only blocks of an earlier step may be
+        assert blocks is not None  # it is None only if blocks of an earlier step skip too few
         errors = (output(inputs, blocks) - exact).norm(dim=(2, 3)) / exact.norm(dim=(2, 3)) / bound
         counts = blocks.mask.lists[..., 0].float()
         tails = torch.zeros_like(errors)
@@ -79,8 +79,8 @@ def lost(inputs: Inputs, sample: int) -> torch.Tensor:
 def made_inputs(device: torch.device, seed: int) -> NamedInputs:
     """Every kind with several seeds, and some so long that heads may have tails."""
     sizes = [(name, _GRID, seed + number) for name in KINDS for number in range(_SEEDS)]
-    for name, grid, of in [*sizes, *((name, _LONG_GRID, seed) for name in _LONG)]:
-        *qkv, always = made(name, grid, _HEADS, _HEAD_DIM, device, of)
+    for name, grid, input_seed in [*sizes, *((name, _LONG_GRID, seed) for name in _LONG)]:
+        *qkv, always = made(name, grid, _HEADS, _HEAD_DIM, device, input_seed)
         q, k, v = (x.transpose(1, 2) for x in qkv)
         yield f"{name}{', long' * (grid is _LONG_GRID)}", Inputs(q, k, v, _HEAD_DIM**-0.5, always=always)
 
@@ -111,16 +111,16 @@ def captured_inputs(device: torch.device, seed: int) -> NamedInputs:
 
 
 def body(results: Mapping[str, torch.Tensor]) -> list[str]:
-    """The page below its head; results: of each input as `lost` gives them, of all seeds or layers together."""
+    """The page below its head; results: for each input what `lost` returns, for all seeds or layers together."""
     header = [f"{bound:g}: {what}" for _, bound in _BOUNDED for what in ("mean", "worst", "blocks")]
-    means = torch.stack([of_bounds[:, 0].mean(dim=1) for of_bounds in results.values()])  # (inputs, bounds)
-    worst = torch.stack([of_bounds[:, 0].amax(dim=1) for of_bounds in results.values()])
+    means = torch.stack([figures[:, 0].mean(dim=1) for figures in results.values()])  # (inputs, bounds)
+    worst = torch.stack([figures[:, 0].amax(dim=1) for figures in results.values()])
     above = int((means > MOST_ON_AVERAGE).sum() + (worst > MOST).sum())
     cells = []
-    for place, (name, of_bounds) in enumerate(results.items()):
+    for row, (name, figures) in enumerate(results.items()):
         cells.append([name])
-        for bound, (_, shares, tails) in enumerate(of_bounds):
-            cells[-1] += [_marked(means[place, bound], MOST_ON_AVERAGE), _marked(worst[place, bound], MOST)]
+        for bound, (_, shares, tails) in enumerate(figures):
+            cells[-1] += [_marked(means[row, bound], MOST_ON_AVERAGE), _marked(worst[row, bound], MOST)]
             cells[-1].append(f"{shares.mean():.0%}" + f", {int(tails.sum())} tails" * bool(tails.any()))
     return [
         "*mean* and *worst*: relative L2 of heads over all rows, divided by the bound. The largest are "

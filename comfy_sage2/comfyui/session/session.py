@@ -175,7 +175,7 @@ class Session:
             elif self.leaves_to_declared:
                 reason = "[SA-324] the model's file asks for another attention"
             elif model_pass.nonfinite_flag(device) is None:
-                reason = "[SA-324] the guard, which sees whether slices fit the first one, is off or looks at each call"
+                reason = "[SA-324] the guard, which checks that slices fit the first one, is off or checks each call"
             else:
                 return True
         self.note_whole(reason)

@@ -110,7 +110,7 @@ class BlockSparsity:
         self, call: AttentionCall, dense: CallPlan, optional: OptionalTensors, site: CallSite, model_pass: ModelPass
     ) -> torch.Tensor | str:
         if dense.options.mode == EXACT:
-            text = "[SA-318] an exact attention computes them and leaves out no key blocks"
+            text = "[SA-318] an exact attention computes such calls and skips no key blocks"
             return text if dense.reason is None else f"{text}: {dense.reason}"
         reason = self._reason_against_call(call, model_pass, site)
         if reason is not None:

@@ -52,7 +52,7 @@ def test_a_backend_without_lists_is_said_once(monkeypatch: pytest.MonkeyPatch) -
 def test_exact_attention_stays_exact() -> None:
     session = everywhere(mode="exact")
     session.sampled(focused(10), 2)
-    reason = "[SA-318] an exact attention computes them and leaves out no key blocks"
+    reason = "[SA-318] an exact attention computes such calls and skips no key blocks"
     assert f"  2 calls computed all key blocks: {reason}\n" in report([session]) and not session.figures()
 
 

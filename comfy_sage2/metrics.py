@@ -84,9 +84,10 @@ def exact_rows(
     # Under autocast the products would be rounded to 16 bits.
     with torch.autocast(q.device.type, enabled=False):
         # Head by head: the scores of all heads of a long video together would not fit beside the model.
+        # By torch's own function: in torch.nn.functional a pack's quantized one may stand.
         return torch.cat(
             [
-                torch.nn.functional.scaled_dot_product_attention(
+                torch._C._nn.scaled_dot_product_attention(
                     q[:, head, None].index_select(2, rows).float(),
                     k[:, head // group, None].float(),
                     v[:, head // group, None].float(),

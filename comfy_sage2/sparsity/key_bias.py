@@ -15,7 +15,7 @@ def key_bias(mask: torch.Tensor, length: int) -> torch.Tensor:
     where a key is hidden; NaN stays.
     """
     if mask.dtype == torch.bool:
-        bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+        bias = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_fill_(~mask, -torch.inf)
     else:
         hidden = ~shows(mask)  # as in attention, no key is hidden if all are
         bias = mask.float().masked_fill(hidden & ~hidden.all(dim=3, keepdim=True), -torch.inf)

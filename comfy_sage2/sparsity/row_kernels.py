@@ -62,7 +62,7 @@ def choose(
     rows = _Rows(module, inputs, sample, level.tail)
     rows.measure(scores, counts, compared)
     by_tail = torch.empty((batch, heads), dtype=torch.bool, device=device) if level.tail else None
-    errors = torch.empty((batch, heads), device=device)
+    errors = torch.empty((batch, heads), dtype=torch.float32, device=device)
     compared_errors = None if compared is None else torch.empty_like(errors)
     rows.choose_cuts(
         counts=counts,
@@ -98,7 +98,7 @@ def blocks_error(module: ModuleType, inputs: Inputs, blocks: Blocks, sample: int
     """`thresholds.blocks_error`."""
     rows = _Rows(module, inputs, sample, blocks.by_tail is not None)
     rows.measure(None, (), blocks)
-    errors = torch.empty(inputs.q.shape[:2], device=inputs.q.device)
+    errors = torch.empty(inputs.q.shape[:2], dtype=torch.float32, device=inputs.q.device)
     rows.choose_cuts(
         counts=(),
         bound=-1.0,

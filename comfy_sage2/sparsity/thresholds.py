@@ -41,7 +41,7 @@ def rank_(scores: torch.Tensor) -> torch.Tensor:
     leave out most blocks where its queries attend to everything a little: there each block holds little, but all are
     needed. Of equal scores the lower block ranks higher. NaN becomes +inf, which no threshold leaves out.
     """
-    ranks = constant(scores.device, torch.arange, float(scores.shape[3]), 0.0, -1.0)
+    ranks = constant(scores.device, _ranks, scores.shape[3])
     heads = scores.flatten(0, 1)
     step = max(_RANKED_BYTES // max(heads[0].numel() * scores.itemsize, 1), 1)
     for part in heads.split(step):
@@ -49,6 +49,10 @@ def rank_(scores: torch.Tensor) -> torch.Tensor:
         order = part.sort(dim=2, descending=True, stable=True).indices
         part.scatter_(2, order, ranks.expand_as(part)).masked_fill_(unknown, math.inf)
     return scores
+
+
+def _ranks(blocks: int) -> torch.Tensor:
+    return torch.arange(blocks, 0, -1, dtype=torch.float32)
 
 
 class Choice(NamedTuple):
@@ -142,7 +146,8 @@ def _counts(shares: tuple[float, ...], blocks: int) -> tuple[int, ...]:
 
 def cuts(shares: Sequence[float], blocks: int) -> torch.Tensor:
     """The threshold of ranks for each share of `blocks` to compute, and one above all ranks: (L + 1,) float32."""
-    return torch.tensor([*(blocks - blocks_of_share(share, blocks) + 0.5 for share in shares), math.inf])
+    left_out = (blocks - blocks_of_share(share, blocks) + 0.5 for share in shares)
+    return torch.tensor([*left_out, math.inf], dtype=torch.float32)
 
 
 def loosest(measured: torch.Tensor, bound: float) -> torch.Tensor:

@@ -122,7 +122,7 @@ class Session:
                 model_pass.nonfinite = torch.zeros(1, dtype=torch.int32, device=device)
                 model_pass.flag = Readback(1, torch.int32, device)
             if self.measures_quality:
-                model_pass.agreements = torch.empty(self.layers or _MANY_LAYERS, 3, device=device)
+                model_pass.agreements = torch.empty(self.layers or _MANY_LAYERS, 3, dtype=torch.float32, device=device)
         return model_pass
 
     def run_pass(self, model_pass: ModelPass, model: Callable[[], T]) -> T:

@@ -6,6 +6,7 @@ On the CPU, by a module whose kernels read and write what csrc/common/block_sele
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -186,9 +187,11 @@ class Kernels:
 
 
 @pytest.fixture(autouse=True)
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(row_kernels, "current_stream", lambda device: STREAM)
     monkeypatch.setattr(torch, "_scaled_dot_product_flash_attention", attend)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 CALLS = [
@@ -237,6 +240,7 @@ def test_kernels_read_and_write_what_is_theirs(
         return allocated[-1]
 
     monkeypatch.setattr(torch, "empty", recorded)
+    torch.set_default_dtype(torch.float16)  # as a pack may leave it
     choice = Choice(*row_kernels.choose(kernels.module(), inputs, scores, level, COUNTS, 3, compared))
     blocks, errors, compared_errors, lists = choice
     assert compared_errors is not None and lists is not None and lists.dtype == torch.int16 and lists.eq(-7).all()

@@ -138,8 +138,15 @@ def test_queries_of_dense_blocks_have_no_part_in_what_is_measured(fresh_seed: in
     assert all(map(torch.equal, *measured)) and measured[0][1].max() > 0.0
 
 
-def test_autocast_changes_no_choice(fresh_seed: int) -> None:
+def test_autocast_and_the_default_dtype_change_no_choice(fresh_seed: int) -> None:
     q, k, v = sharp_and_flat(fresh_seed)
-    choice = choose(Inputs(q, k, v, SCALE), largest_p(q, k), Level(bound=0.1))
+    scores = largest_p(q, k)
+    choice = choose(Inputs(q, k, v, SCALE), scores.clone(), Level(bound=0.1))
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(choose(Inputs(q, k, v, SCALE), largest_p(q, k), Level(bound=0.1)).errors, choice.errors)
+        assert torch.equal(choose(Inputs(q, k, v, SCALE), scores.clone(), Level(bound=0.1)).errors, choice.errors)
+    torch.set_default_dtype(torch.float16)  # as a pack may leave it
+    try:
+        again = choose(Inputs(q, k, v, SCALE), scores, Level(bound=0.1))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(again.errors, choice.errors) and torch.equal(again.blocks.bits, choice.blocks.bits)

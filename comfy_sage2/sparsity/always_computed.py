@@ -15,7 +15,7 @@ TokenRange = tuple[int, int]  # the first token, and the token after the last on
 @lru_cache(maxsize=64)
 def blocks_with(ranges: tuple[TokenRange, ...], length: int) -> torch.Tensor:
     """Which blocks of `length` tokens have tokens of `ranges`: bool (blocks,) on the CPU. Do not write to it."""
-    blocks = torch.zeros(blocks_of(length), dtype=torch.bool)
+    blocks = torch.zeros(blocks_of(length), dtype=torch.bool, device="cpu")
     for start, stop in ranges:
         if start < min(stop, length):
             blocks[start // BLOCK_TOKENS : blocks_of(min(stop, length))] = True

@@ -63,7 +63,7 @@ def _drawn(length: int, heads: int, sample: int, always: tuple[TokenRange, ...])
     blocks = blocks_with(always, length).logical_not().nonzero()[:, 0]
     tokens = _tokens_in(blocks, length)
     if tokens <= MOST_ROWS:
-        return Places(_at(blocks, torch.arange(tokens)), (1, tokens), (0, 1))
+        return Places(_at(blocks, torch.arange(tokens, device="cpu")), (1, tokens), (0, 1))
     random = torch.Generator().manual_seed(sample)
     unlike = min(MOST_ROWS, max(LEAST_ROWS, _PAIRS // length), tokens // 4) // 4
     spread = _at(blocks, _random_in_each_part(tokens, (-(-heads // GROUP), 3 * unlike), random))
@@ -126,5 +126,6 @@ def _at(blocks: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 def _random_in_each_part(count: int, shape: tuple[int, ...], random: torch.Generator) -> torch.Tensor:
     """Along the last axis of `shape`, a random number from each of as many equal parts of range(count)."""
     parts = shape[-1]
-    ends = torch.arange(parts + 1) * count // parts
-    return ends[:-1] + (torch.rand(shape, generator=random, dtype=torch.float64) * ends.diff()).long()
+    ends = torch.arange(parts + 1, device="cpu") * count // parts
+    places = torch.rand(shape, generator=random, dtype=torch.float64, device="cpu") * ends.diff()
+    return ends[:-1] + places.long()

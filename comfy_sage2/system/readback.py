@@ -9,6 +9,8 @@ import torch
 
 from .stream import current_stream
 
+_HOST = torch.device("cpu")  # named wherever a tensor is made on it: a pack may leave torch another default device
+
 
 class Readback:
     """Copies a small tensor to the host. A reader waits only for the copy, not for what was enqueued after it.
@@ -17,7 +19,7 @@ class Readback:
     """
 
     def __init__(self, count: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._values = torch.empty(count, dtype=dtype, pin_memory=device.type == "cuda")
+        self._values = torch.empty(count, dtype=dtype, device=_HOST, pin_memory=device.type == "cuda")
         self._copied: torch.cuda.Event | None = None
 
     def start(self, values: torch.Tensor) -> None:
@@ -59,9 +61,9 @@ def constant(device: torch.device, make: Callable[..., torch.Tensor], *arguments
     It is uploaded once for each stream. A graph that is being captured gets its own copy.
     """
     if device.type != "cuda":
-        return make(*arguments).to(device)
+        return _made(make, arguments).to(device)
     if torch.cuda.is_current_stream_capturing():
-        return uploaded(make(*arguments), device)
+        return uploaded(_made(make, arguments), device)
     return _constant(device, current_stream(device), make, arguments)
 
 
@@ -69,4 +71,9 @@ def constant(device: torch.device, make: Callable[..., torch.Tensor], *arguments
 def _constant(
     device: torch.device, stream: int, make: Callable[..., torch.Tensor], arguments: tuple[Hashable, ...]
 ) -> torch.Tensor:
-    return uploaded(make(*arguments), device)
+    return uploaded(_made(make, arguments), device)
+
+
+def _made(make: Callable[..., torch.Tensor], arguments: tuple[Hashable, ...]) -> torch.Tensor:
+    with _HOST:
+        return make(*arguments)

@@ -1,4 +1,4 @@
-"""How often constants are uploaded to a GPU, on a machine without one."""
+"""How often constants are uploaded to a GPU, on a machine without one, and what is made on the host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from comfy_sage2.system import readback
-from comfy_sage2.system.readback import constant
+from comfy_sage2.system.readback import constant, copied
 
 GPU = torch.device("cuda", 1)
 
@@ -40,3 +40,9 @@ def test_a_constant_is_uploaded_once_for_a_stream_and_anew_for_each_graph(
     constants: list[Any] = [constant(GPU, make, 3, 4) for _ in range(4)]  # type: ignore[arg-type]
     assert len(made) == uploads and constants[0] == (made[0], GPU, True)
     assert (constants[1] is constants[0]) is not capturing and constants[2] != constants[0]
+
+
+def test_what_is_on_the_host_is_there_whatever_torchs_default_device_is() -> None:
+    with torch.device("meta"):  # a pack may leave another one
+        assert copied(torch.ones(2, device="cpu")).values() == [1.0, 1.0]
+        assert constant(torch.device("cpu"), torch.arange, 3).tolist() == [0, 1, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -138,15 +139,17 @@ def test_queries_of_dense_blocks_have_no_part_in_what_is_measured(fresh_seed: in
     assert all(map(torch.equal, *measured)) and measured[0][1].max() > 0.0
 
 
-def test_autocast_and_the_default_dtype_change_no_choice(fresh_seed: int) -> None:
+def test_autocast_and_defaults_of_torch_change_no_choice(fresh_seed: int) -> None:
     q, k, v = sharp_and_flat(fresh_seed)
-    scores = largest_p(q, k)
-    choice = choose(Inputs(q, k, v, SCALE), scores.clone(), Level(bound=0.1))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(choose(Inputs(q, k, v, SCALE), scores.clone(), Level(bound=0.1)).errors, choice.errors)
-    torch.set_default_dtype(torch.float16)  # as a pack may leave it
-    try:
-        again = choose(Inputs(q, k, v, SCALE), scores, Level(bound=0.1))
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert torch.equal(again.errors, choice.errors) and torch.equal(again.blocks.bits, choice.blocks.bits)
+    inputs, scores, level = Inputs(q, k, v, SCALE, always=((0, 9),)), largest_p(q, k), Level(bound=0.1)
+    choices = []
+    for context in (torch.device("meta"), torch.autocast("cpu", torch.bfloat16), nullcontext()):
+        torch.set_default_dtype(torch.float16)  # as a pack may leave it, and a device
+        try:
+            with context:
+                choices.append(choose(inputs, scores.clone(), level, sample=11))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    choice = choose(inputs, scores, level, sample=11)
+    for other in choices:
+        assert torch.equal(other.errors, choice.errors) and torch.equal(other.blocks.bits, choice.blocks.bits)

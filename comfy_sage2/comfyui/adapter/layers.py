@@ -42,7 +42,7 @@ def attention_layers(model: torch.nn.Module) -> int:
     """How many modules of a ComfyUI model call attention, by the code of their classes; a pass may skip some."""
     names = []
     for name, module in model.named_modules():
-        code = getattr(type(module).forward, "__code__", None)
+        code = getattr(getattr(type(module), "forward", None), "__code__", None)  # a TorchScript class has none
         if code is not None and not _FUNCTIONS.isdisjoint((*code.co_names, *code.co_freevars)):
             names.append(name)
     return sum(not any(inner.startswith(f"{name}.") for inner in names) for name in names)

@@ -41,7 +41,7 @@ class ModelModules:
             children = module._modules
             if not children:
                 continue
-            names.update(children)
+            names.update(children.keys())  # of a TorchScript module the dictionary itself cannot be iterated over
             for name, child in children.items():
                 if child is not None and id(child) not in seen:
                     seen.add(id(child))

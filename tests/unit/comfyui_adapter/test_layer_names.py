@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
-from comfy_sage2.comfyui.adapter.layers import block_of, is_self_attention
+from comfy_sage2.comfyui.adapter.layers import attention_layers, block_of, is_self_attention
 from comfy_sage2.comfyui.adapter.model_modules import ModelModules
 from comfy_sage2.comfyui.adapter.pass_options import prompts_of
 from comfy_sage2.comfyui.hooks.override import make_override
@@ -166,6 +166,12 @@ def test_a_layer_that_a_model_calls_twice_is_a_single_layer() -> None:
     layer = torch.nn.Module()
     layer.comfy_attention = torch.nn.Module()
     assert list(ModelModules.of(torch.nn.Sequential(layer, layer)).declaring) == [layer.comfy_attention]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_model_with_a_torchscript_module_is_read() -> None:
+    model = torch.nn.Sequential(torch.jit.script(torch.nn.Sequential(torch.nn.Linear(1, 1))))
+    assert not ModelModules.of(model).cross_attend and attention_layers(model) == 0
 
 
 def test_self_only_serves_parts_of_the_queries() -> None:

@@ -17,7 +17,7 @@ def quoted(value: object) -> str:
     """`value` as Python writes it, shortened: safe to print, whatever it holds."""
     if isinstance(value, int) and value.bit_length() > 1000:  # Python raises for the longest integers
         return f"an integer of {value.bit_length()} bits"
-    return _shown.repr(value)
+    return one_line(_shown.repr(value))
 
 
 def one_line(text: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from comfy_sage2.text import error_text, one_line, quoted
 
 HOSTILE = (
@@ -30,8 +32,9 @@ def test_quoted_is_short_whatever_it_gets() -> None:
     deep: Any = []
     for _ in range(5000):
         deep = [deep]
-    for value in (10**5000, [10**400] * 1000, {"a": "x" * 10_000}, deep, "x" * 10_000, None, float("nan")):
-        assert len(quoted(value)) < 500
+    values = 10**5000, [10**400] * 1000, {"a": "x" * 10_000}, deep, "x" * 10_000, None, float("nan"), torch.zeros(2, 2)
+    for value in values:
+        assert len(quoted(value)) < 500 and "\n" not in quoted(value)
 
 
 def test_one_line_keeps_ordinary_text() -> None:

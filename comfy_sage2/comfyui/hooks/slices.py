@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ...backends.base import Slices
+from ...dispatch.operators import has_observer
 from ..adapter import packs, prefetched
 from ..adapter.attention_call import OVERRIDE, AttentionCall, Fallback, Override
 from ..session import model_passes
@@ -120,6 +121,9 @@ def _projected(
     if model_pass is None or not session.takes_slices(model_pass, device, key):
         return None
     first = [_call(part, 0)]
+    if has_observer(*first[0].tensors()):  # the stand-in for the whole call would hide a gradient
+        session.note_whole("[SA-324] autograd or another observer has to see q, k and v")
+        return None
     one_token = (tensor.new_empty((*tensor.shape[:2], 1, tensor.shape[3])) for tensor in first[0].tensors("BHND"))
     q, k, v = (tensor.expand(-1, -1, tokens, -1) for tensor in one_token)  # the whole's shapes, without its memory
     whole = replace(first[0], q=q, k=k, v=v, skip_reshape=True)

@@ -195,6 +195,18 @@ def test_arguments_of_other_names(monkeypatch: pytest.MonkeyPatch, further: dict
     assert close(out, expected) and gated.made == made
 
 
+def test_a_call_that_needs_a_gradient_is_whole_and_has_it() -> None:
+    model, x, session = Model(1), torch.randn(TOKENS, 96), sampling(report=False)
+    attn, rope = model.blocks[0].attn, torch.ones(1, TOKENS, HEAD_DIM)
+    model_pass = session.begin_pass(1.0, CPU, {})
+    model_pass.check_at_end = True
+    options = {OVERRIDE: make_override(session)}
+    with hook.slicing(session, model):
+        out = session.run_pass(model_pass, lambda: attn(x, rope, transformer_options=options))
+    gradients = [torch.autograd.grad(each.square().sum(), attn.qkv.weight)[0] for each in (out, attn(x, rope))]
+    assert torch.equal(*gradients) and "SA-307" in labels(session)[0]
+
+
 def test_steps_outside_are_whole_and_the_others_in_slices() -> None:
     """Also behind them: what holds for a step is not kept for the sampling."""
     model, x, session = Model(1), torch.randn(TOKENS, 96), sampling(report=False, start_percent=0.25)

@@ -59,11 +59,21 @@ def is_self_attention(call: AttentionCall, options: Mapping[str, Any], cross_att
     q_length, kv_length = call.form.lengths
     if q_length >= kv_length:
         return q_length == kv_length
-    if not cross_attends or _is_cached(call.k, options):
+    if not cross_attends:
         return True
-    # Count the tokens of the tensor that q is a view of, by q's batch stride. A batch of one may have lost that stride;
-    # then count them by the size of q's storage, if it holds nothing else.
-    q = call.q
+    try:
+        return _is_cached(call.k, options) or _is_view_of_longer(call)
+    except NotImplementedError:  # functorch's tensors have no storage
+        return False
+
+
+def _is_view_of_longer(call: AttentionCall) -> bool:
+    """Whether q is a view of a tensor of more tokens, at most as many as k has.
+
+    The batch stride of q tells how many tokens that tensor has. A batch of one may have lost that stride; then the size
+    of q's storage tells it, if the storage holds nothing else.
+    """
+    q, (q_length, kv_length) = call.q, call.form.lengths
     per_token = max(q.stride(2 if call.skip_reshape else 1), call.heads * call.head_dim, 1)
     if q_length < q.stride(0) // per_token <= kv_length:
         return True

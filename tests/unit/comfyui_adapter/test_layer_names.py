@@ -135,6 +135,18 @@ def test_a_part_of_the_queries(batch: int, heads_first: bool, copied: bool) -> N
         assert not is_self(48), "queries in chunks, for memory, and fewer keys than there are queries"
 
 
+def test_tensors_of_functorch_have_no_memory_to_look_at() -> None:
+    q, k = torch.randn(1, 32, 128), torch.randn(1, 64, 128)
+    asked: list[bool] = []
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        asked.append(is_self_attention(call_of(q, k), {}))
+        return q
+
+    torch.vmap(attend)(q[None])
+    assert asked == [False]
+
+
 def test_fused_projections_are_no_parts() -> None:
     q, k, v = torch.randn(1, 64, 3 * 128).chunk(3, dim=-1)
     assert is_self_attention(AttentionCall(q, k, v, 4), {})

@@ -1,1 +1,1 @@
-"""The project's own tools: environments, ComfyUI servers, kernel builds, wheels and the shipped workflows."""
+"""Developer tools: kernel builds and wheels, ComfyUI servers, Pythons of other platforms, figures of the docs."""

@@ -3,12 +3,12 @@
     python -m tools.build_kernels --arch sm90 --python python3.12
     PYTHONPATH=build/kernels python3.12 -c "import comfy_sage2_sm90"
 
-Needs nvcc and g++ on the PATH and pybind11 in the Python that runs this script. Only what changed is compiled.
+Needs nvcc and g++ on the PATH, and pybind11 in the Python that runs this script. Compiles only what changed.
 
     python -m tools.build_kernels --arch sm90 --python python3.12 --images wheels/comfy_sage2_sm90-….whl
 
-compiles the host module alone, which takes seconds and no nvcc, and takes the device images of a wheel. They must be of
-the device code in csrc/: images that say what they are of are refused by a host module that does not fit.
+compiles only the host module, in seconds and without nvcc, and takes the device images from a wheel. They must fit the
+device code in csrc/: the host module refuses images that state another launch interface.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROOT = kernel_table.CSRC.parent
 
 @dataclass(frozen=True)
 class Step:
-    """One compiler command. It has to run when its output is older than an input or was made by another command."""
+    """One compiler command. It must run when its output is older than an input or came from another command."""
 
     output: Path
     command: tuple[str, ...]
@@ -52,8 +52,8 @@ class Step:
             return False
         if json.loads(self._command_file.read_text()) != list(self.command):
             return False
-        made = self.output.stat().st_mtime_ns
-        return all(path.exists() and path.stat().st_mtime_ns <= made for path in self._inputs())
+        built_at = self.output.stat().st_mtime_ns
+        return all(path.exists() and path.stat().st_mtime_ns <= built_at for path in self._inputs())
 
     def run(self) -> None:
         print("compiling", self.output.name, flush=True)
@@ -66,7 +66,7 @@ def _nvcc_release(nvcc: str) -> tuple[str, int]:
     text = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout
     match = re.search(r"release \d+\.\d+, V((\d+)\.\d+\.\d+)", text)
     if not match:
-        raise SystemExit(f"{nvcc} --version was not understood:\n{text}")
+        raise SystemExit(f"cannot read the version in the output of {nvcc} --version:\n{text}")
     return match[1], int(match[2])
 
 
@@ -78,9 +78,9 @@ def _interpreter_paths(python: str) -> tuple[str, str]:
 
 
 def _unpack_images(wheel: Path, architecture: kernel_table.Architecture, package: Path) -> set[Path]:
-    """Put a wheel's device images, packed as they are, into the package, with what the wheel says of them.
+    """Copy a wheel's device images, still compressed, and its BUILD_FILE into the package; return the images' paths.
 
-    SystemExit unless they are those of csrc/.
+    SystemExit unless the wheel has exactly the images that csrc/architectures.json lists.
     """
     build = f"{package.name}/{kernel_table.BUILD_FILE}"
     with zipfile.ZipFile(wheel) as archive:
@@ -88,7 +88,7 @@ def _unpack_images(wheel: Path, architecture: kernel_table.Architecture, package
         wanted = {f"{cubin.name}.cubin.xz" for cubin in architecture.cubins}
         if images.keys() != wanted:
             raise SystemExit(
-                f"{wheel.name} must hold {', '.join(sorted(wanted))}, it holds {', '.join(sorted(images))}"
+                f"{wheel.name} must hold {', '.join(sorted(wanted))}, but holds {', '.join(sorted(images))}"
             )
         if build not in archive.namelist():
             raise SystemExit(f"{wheel.name} must hold {build}: give a wheel of this architecture")
@@ -105,7 +105,7 @@ def _cubin_steps(
     for cubin in architecture.cubins:
         output, depfile = package / f"{cubin.name}.cubin", work / f"{cubin.name}.d"
         command = (
-            # Device code calls constexpr functions of headers that host code includes, too.
+            # Relaxed constexpr: device code calls constexpr functions from headers that host code includes too.
             nvcc, "-cubin", f"-arch={cubin.target(target)}", "-std=c++17", "--expt-relaxed-constexpr",
             *(f"-D{define}" for define in cubin.defines),
             *(f"--ptxas-options={option}" for option in architecture.ptxas_options), "-I", str(kernel_table.CSRC),
@@ -151,13 +151,13 @@ def _nvcc() -> str:
 
 
 def build(name: str, target: str | None, out: Path, *, python: str | None, images: Path | None, jobs: int) -> Path:
-    """Bring the package of one architecture, and that of the host module, up to date; return the first one's folder.
+    """Update one architecture's package and the host module's package; return the architecture's folder.
 
     Args:
-        target: one of the architecture's, None for its first.
-        python: the interpreter that the host module is for; None leaves the module as it is.
+        target: one of the architecture's targets; None for its first.
+        python: the interpreter to build the host module for; None does not build it.
         images: a wheel to take the device images from; None compiles them.
-        jobs: compilers at a time.
+        jobs: how many compilers run at once.
 
     ValueError for an unknown architecture or target, CalledProcessError when a compiler fails.
     """
@@ -200,13 +200,13 @@ def main() -> None:
     parser.add_argument("--target", help="one of the architecture's targets (default: its first)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "kernels")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--images", type=Path, help="a wheel to take the device images from, in place of nvcc's")
+    parser.add_argument("--images", type=Path, help="a wheel to take the device images from, instead of nvcc")
     module = parser.add_mutually_exclusive_group()
-    module.add_argument("--python", default=sys.executable, help="the interpreter that the module is for")
-    module.add_argument("--cubins-only", action="store_true", help="leave the host module as it is")
-    given = parser.parse_args()
-    python = None if given.cubins_only else given.python
-    print(build(given.arch, given.target, given.out.resolve(), python=python, images=given.images, jobs=given.jobs))
+    module.add_argument("--python", default=sys.executable, help="the interpreter to build the host module for")
+    module.add_argument("--cubins-only", action="store_true", help="do not build the host module")
+    options = parser.parse_args()
+    python, out = None if options.cubins_only else options.python, options.out.resolve()
+    print(build(options.arch, options.target, out, python=python, images=options.images, jobs=options.jobs))
 
 
 if __name__ == "__main__":

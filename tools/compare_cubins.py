@@ -2,11 +2,11 @@
 
     python -m tools.compare_cubins wheels/comfy_sage2_sm90-6.0.0-py3-none-any.whl build/kernels/comfy_sage2_sm90
 
-Either side is an image (.cubin, or packed as .cubin.xz), a wheel, or a folder with images at any depth. Compared are,
-kernel by kernel, the instructions, registers, barriers, stack, shared memory, constants and parameters. Whole files
-need not be equal: NVRTC keeps unused constants of the source, with their names and addresses, beside the code.
+Either side is an image (.cubin, or packed as .cubin.xz), a wheel, or a folder with images at any depth. Compares each
+kernel's instructions, registers, barriers, stack, shared memory, constants and parameters. Whole files may differ:
+NVRTC keeps unused constants of the source, with their names and addresses, beside the code.
 
-Exits with 1 when a kernel differs, or is in one build alone. Both builds have to come from the same compiler.
+Exits with 1 when a kernel differs or is in only one build. Both builds must come from the same compiler.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from pathlib import Path
 
 _TEXT = ".text."
 _CONSTANTS = ".nv.constant"
-_NO_BITS = 8  # sh_type of a section that takes no bytes of the file
-# Attributes of all kernels, in one section: records of format, attribute, and in format 4 a size and a kernel's symbol.
+_NO_BITS = 8  # sh_type of a section that takes no bytes in the file
+# The section with attributes of all kernels. A record is a format and an attribute; format 4 adds a size and a symbol.
 _ATTRIBUTES = ".nv.info"
 _SIZED, _REGISTERS = 4, 0x2F
-# The same of one kernel: the record of its parameters names the symbol of their bank.
+# In the attribute section of one kernel, the record with this start contains the symbol of the parameters' bank.
 _OF_PARAMETERS = b"\x04\x0a\x08\x00"
-# sh_flags of a kernel's code hold its barriers.
+# sh_flags of a kernel's code section contain its number of barriers.
 _BARRIERS_SHIFT, _BARRIERS_MASK = 20, 0x7F
 _SYMBOL_BYTES = 24
-# Part of the name of a kernel's relocations -> how an entry is packed: its place, symbol and type, and a summand.
+# Part of a relocation section's name -> struct format of an entry: offset, symbol and type, and in .rela an addend.
 _RELOCATIONS = {".rela.": "<QQq", ".rel.": "<QQ"}
 
 Part = int | bytes
@@ -41,14 +41,14 @@ Part = int | bytes
 class Kernel:
     """One kernel as the driver loads it."""
 
-    registers: int  # of a thread
+    registers: int  # per thread
     barriers: int
-    # What its sections hold, or how large they are where they take no bytes of the file; its attributes; and the
-    # constants that all kernels of the image share.
+    # The contents of its sections (sizes, where they take no bytes in the file), its attributes, and the constants that
+    # all kernels of the image share.
     parts: dict[str, Part]
 
     def differences(self, other: Kernel) -> list[str]:
-        """What is not the same in the other, in words."""
+        """How the other kernel differs, in words."""
         differences = [
             f"{word} {before} -> {after}"
             for word in ("registers", "barriers")
@@ -85,7 +85,7 @@ def _sections(image: bytes) -> dict[str, _Section]:
         name = _text(table, name_offset)
         content = image[offset : offset + length]
         if kind != _NO_BITS and len(content) != length:
-            raise ValueError(f"the section {name} ends behind the file")
+            raise ValueError(f"the section {name} extends past the end of the file")
         sections[name] = _Section(name, flags, length if kind == _NO_BITS else content)
     return sections
 
@@ -103,7 +103,7 @@ def _symbols(sections: dict[str, _Section]) -> list[str]:
 
 
 def _attributes(content: bytes, symbols: list[str]) -> dict[str, dict[int, bytes]]:
-    """Kernel -> attribute -> value, of the attributes that lie in the section for all kernels."""
+    """Kernel -> attribute -> value, from the section with attributes of all kernels."""
     records: dict[str, dict[int, bytes]] = {}
     at = 0
     while at < len(content):
@@ -116,7 +116,7 @@ def _attributes(content: bytes, symbols: list[str]) -> dict[str, dict[int, bytes
 
 
 def _without_symbol_numbers(attributes: bytes) -> bytes:
-    """A kernel's own attributes. Which number a symbol has depends on the image's unused constants."""
+    """A kernel's own attributes without symbol numbers, which depend on the image's unused constants."""
     kept, at = bytearray(), 0
     while at < len(attributes):
         size = struct.unpack_from("<H", attributes, at + 2)[0] if attributes[at] == _SIZED else 0
@@ -127,16 +127,16 @@ def _without_symbol_numbers(attributes: bytes) -> bytes:
 
 
 def _with_symbol_names(relocations: bytes, packing: str, symbols: list[str]) -> bytes:
-    """Likewise a kernel's relocations, as text."""
+    """A kernel's relocations as text, with symbol names in place of numbers."""
     lines = []
-    for place, symbol_and_type, *summand in struct.iter_unpack(packing, relocations):
+    for offset, symbol_and_type, *addend in struct.iter_unpack(packing, relocations):
         kind = symbol_and_type & 0xFFFFFFFF
-        lines.append(f"{place} {symbols[symbol_and_type >> 32]} {kind} {summand}")
+        lines.append(f"{offset} {symbols[symbol_and_type >> 32]} {kind} {addend}")
     return "\n".join(lines).encode()
 
 
 def _part(section: _Section, symbols: list[str]) -> Part:
-    """What a kernel's section holds, the same in all images with this kernel."""
+    """The content of a kernel's section, in a form that is equal in all images with this kernel."""
     if isinstance(section.content, int):
         return section.content
     if section.name.startswith(f"{_ATTRIBUTES}."):
@@ -146,7 +146,7 @@ def _part(section: _Section, symbols: list[str]) -> Part:
 
 
 def kernels_of(image: bytes) -> dict[str, Kernel]:
-    """Name -> kernel, of one device image. ValueError when it is none, or is damaged."""
+    """Name -> kernel, of one device image. ValueError when `image` is not one, or is damaged."""
     try:
         return _kernels(_sections(image))
     except (struct.error, IndexError) as error:
@@ -156,8 +156,8 @@ def kernels_of(image: bytes) -> dict[str, Kernel]:
 def _kernels(sections: dict[str, _Section]) -> dict[str, Kernel]:
     symbols = _symbols(sections)
     attributes = _attributes(_content(sections, _ATTRIBUTES), symbols)
-    kernels = [name.removeprefix(_TEXT) for name in sections if name.startswith(_TEXT)]
-    # A bank with relocations holds addresses of the source's constants; our code reads none of them there.
+    names = [name.removeprefix(_TEXT) for name in sections if name.startswith(_TEXT)]
+    # Skip banks with relocations: they hold addresses of the source's constants, which our code does not read there.
     shared = {
         section.name: section.content
         for section in sections.values()
@@ -165,8 +165,8 @@ def _kernels(sections: dict[str, _Section]) -> dict[str, Kernel]:
         and section.name.count(".") == 2
         and not any(f".{kind}{section.name}" in sections for kind in ("rel", "rela"))
     }
-    described = {}
-    for kernel in kernels:
+    kernels = {}
+    for kernel in names:
         own = attributes.get(kernel, {})
         if _REGISTERS not in own:
             raise ValueError(f"a damaged device image: the number of registers of {kernel} is missing")
@@ -178,8 +178,8 @@ def _kernels(sections: dict[str, _Section]) -> dict[str, Kernel]:
         }
         parts |= {f"common {name}": content for name, content in shared.items()}
         barriers = sections[_TEXT + kernel].flags >> _BARRIERS_SHIFT & _BARRIERS_MASK
-        described[kernel] = Kernel(int.from_bytes(own[_REGISTERS], "little"), barriers, parts)
-    return described
+        kernels[kernel] = Kernel(int.from_bytes(own[_REGISTERS], "little"), barriers, parts)
+    return kernels
 
 
 def _images(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -199,21 +199,21 @@ def _images(path: Path) -> Iterator[tuple[str, bytes]]:
 def build_of(path: Path) -> dict[str, Kernel]:
     """ "image/kernel" -> kernel, of a wheel, a folder or one image.
 
-    FileNotFoundError when there is no image; ValueError when one is damaged, or when two of one name differ, as those
-    of several architectures do.
+    FileNotFoundError when there is no image; ValueError when one is damaged, or when two images of the same name
+    differ, as those of different architectures do.
     """
     kernels: dict[str, Kernel] = {}
     for image, content in _images(path):
         for name, kernel in kernels_of(content).items():
             if kernels.setdefault(f"{image}/{name}", kernel) != kernel:
-                raise ValueError(f"{path} has two images {image} that differ: name the folder or the file of one")
+                raise ValueError(f"{path} has two different images {image}: name the folder or the file of one")
     if not kernels:
         raise FileNotFoundError(f"no device image (.cubin or .cubin.xz) in {path}")
     return kernels
 
 
 def differences(before: dict[str, Kernel], after: dict[str, Kernel]) -> list[str]:
-    """A line for each kernel that is not the same in both builds."""
+    """A line for each kernel that differs between the builds."""
     lines = []
     for name in sorted(before.keys() | after.keys()):
         if name not in after:

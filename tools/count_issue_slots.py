@@ -1,10 +1,10 @@
-"""Count the instructions of an attention kernel's inner loop per score element, and the ceilings on a card.
+"""Count the instructions per score element in an attention kernel's inner loop, and the ceilings on a card.
 
     python -m tools.count_issue_slots build/kernels/comfy_sage2_sm89/attention_d128.cubin --head-dim 128
 
-Reads the machine code with nvdisasm (CUDA toolkit, or the package nvidia-cuda-nvdisasm). Counted is the steady state:
-the shortest way through the loop and its scores' products, on which no row maximum grows and no key is masked. The
-rates are those of the data sheet: nothing here was measured on a GPU.
+Reads the machine code with nvdisasm (CUDA toolkit, or the package nvidia-cuda-nvdisasm). Counts the steady state: the
+shortest path around the loop that computes all of its scores, on which no row maximum grows and no key is masked. The
+rates come from data sheets: nothing here was measured on a GPU.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 WARP = 32
 SCORES_OF_A_PRODUCT = 16 * 8  # of one mma.sync
 
-SUB_PARTITIONS = 4  # of an SM, each with a tensor core
+SUB_PARTITIONS = 4  # per SM, each with a tensor core
 
 
 @dataclass(frozen=True)
 class Card:
-    """Data sheet: SMs, boost clock, and clocks of a sub-partition for one dense mma.sync.
+    """Data sheet: SMs, boost clock, and the clocks that a sub-partition needs for one dense mma.sync.
 
-    tensor_clocks: beginning of the opcode -> clocks; the first that fits.
+    tensor_clocks: opcode prefix -> clocks; the first match counts.
     """
 
     sms: int
@@ -38,18 +38,18 @@ _SIXTEEN_BITS = (("HMMA.16816.F32", 32), ("HMMA.16816.F16", 16))  # GeForce: FP3
 _FP8 = (("QMMA.SF.16832.F32", 16), ("QMMA.16832.F32", 32), ("QMMA.16832.F16", 16))
 _INT8 = (("IMMA.16832", 16),)
 _INT4 = (("IMMA.16864", 16),)
-# White papers of GA102, AD102 and GB202; the rate of QMMA.SF is known from measurements of others alone
-# (flashinfer issue 3628, mmapeak). Blackwell's INT4 is emulated there and has no kernels.
+# From the white papers of GA102, AD102 and GB202. Only others' measurements (flashinfer issue 3628, mmapeak) give the
+# rate of QMMA.SF. Blackwell emulates INT4, and the pack has no INT4 kernels for it.
 CARDS = {
     "RTX 3090": Card(82, 1.695, _SIXTEEN_BITS + _INT8 + _INT4),
     "RTX 4090": Card(128, 2.52, _SIXTEEN_BITS + _FP8 + _INT8 + _INT4),
     "RTX 5090": Card(170, 2.407, _SIXTEEN_BITS + _FP8 + _INT8),
 }
-ISSUE_PER_CLOCK = 4  # warp instructions of an SM
+ISSUE_PER_CLOCK = 4  # warp instructions per SM
 LANES_PER_CLOCK = {"MUFU": 16, "ALU": 64, "FMA": 128}
 SHARED_BYTES_PER_CLOCK = 128
 
-# Opcode prefix -> class; the first that fits. What is left is "other": addresses, barriers, branches, padding.
+# Class -> opcodes. The remaining opcodes are "other": addresses, barriers, branches, padding.
 CLASSES = (
     ("tensor", ("IMMA", "QMMA", "HMMA")),
     ("MUFU", ("MUFU",)),
@@ -97,7 +97,7 @@ def disassemble(cubin: Path, nvdisasm: str) -> str:
 
 
 def parse(listing: str) -> dict[str, tuple[list[Instruction], dict[str, int]]]:
-    """Kernel name -> its instructions and the index that each label stands before."""
+    """Kernel name -> its instructions, and label -> index of the next instruction."""
     kernels: dict[str, tuple[list[Instruction], dict[str, int]]] = {}
     for section in re.split(r"^\.text\.", listing, flags=re.M)[1:]:
         name, body = section.split(":", 1)
@@ -113,7 +113,7 @@ def parse(listing: str) -> dict[str, tuple[list[Instruction], dict[str, int]]]:
 
 
 def shortest(code: list[Instruction], labels: dict[str, int], start: int, end: int) -> list[int]:
-    """Indices of the fewest instructions from one to another; empty if there is no way."""
+    """Indices of the instructions on the shortest path from `start` to `end`; empty if there is none."""
     previous, queue = {start: start}, deque([start])
     while queue and end not in previous:
         at = queue.popleft()
@@ -134,16 +134,16 @@ def shortest(code: list[Instruction], labels: dict[str, int], start: int, end: i
 
 
 def steady_state(code: list[Instruction], labels: dict[str, int]) -> list[Instruction]:
-    """The shortest way round the first loop with tensor instructions, of the ways that have the most of them.
+    """The shortest path around the first loop with tensor instructions, among the paths that have the most of them.
 
-    The shortest of all may lead past a product, by a branch that is never taken so: a flag decides it.
+    The shortest path of all may skip a product through a branch on a flag, which the steady state never takes.
     """
     loops = [
         (labels[instruction.target], index)
         for index, instruction in enumerate(code)
         if instruction.target and labels[instruction.target] <= index
     ]
-    # Cold paths at the end of the kernel jump back into the middle of the loop: the loop's own branch comes first.
+    # The loop's own branch jumps back furthest: cold paths at the end of the kernel jump into the middle of the loop.
     head, last = min(
         loop for loop in loops if any(instruction.kind == "tensor" for instruction in code[loop[0] : loop[1] + 1])
     )
@@ -162,14 +162,14 @@ def steady_state(code: list[Instruction], labels: dict[str, int]) -> list[Instru
 
 @dataclass(frozen=True)
 class Report:
-    instructions: int  # of a round of one warp
-    scores: int  # of a round of one warp
+    instructions: int  # per loop iteration of one warp
+    scores: int  # per loop iteration of one warp
     per_score: dict[str, float]
     ceilings: dict[str, float]  # resource -> TOPS if it alone were the limit
 
 
 def shared_bytes(opcode: str) -> int:
-    """What a load from shared memory brings to a lane, on average."""
+    """The bytes that a load from shared memory gives a lane, on average."""
     if opcode.startswith("LDSM"):
         return 4 * int(opcode[-1]) if opcode[-1].isdigit() else 4
     if not opcode.startswith("LDS"):
@@ -178,15 +178,15 @@ def shared_bytes(opcode: str) -> int:
 
 
 def tensor_clocks(opcode: str, card: Card) -> int:
-    """Clocks of a sub-partition. ValueError where the card has no such instruction."""
-    for beginning, clocks in card.tensor_clocks:
-        if opcode.startswith(beginning):
+    """Clocks of a sub-partition. ValueError when the card lacks the instruction."""
+    for prefix, clocks in card.tensor_clocks:
+        if opcode.startswith(prefix):
             return clocks
     raise ValueError(f"no rate of {opcode} is known for this card; it has {[name for name, _ in card.tensor_clocks]}")
 
 
 def report(path: list[Instruction], head_dim: int, card: Card) -> Report:
-    """Instructions per score element of one warp's round, and the rates that each unit of the SM would allow."""
+    """Instructions per score element in a loop iteration of one warp, and the rates that each unit of an SM allows."""
     opcodes = Counter(instruction.opcode for instruction in path)
     kinds = Counter(instruction.kind for instruction in path)
     int4 = sum(count for opcode, count in opcodes.items() if opcode.startswith("IMMA.16864"))
@@ -211,14 +211,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cubin", type=Path)
     parser.add_argument("--head-dim", type=int, required=True, choices=(64, 128, 256))
-    parser.add_argument("--card", choices=list(CARDS), default="RTX 4090", help="whose rates (default: %(default)s)")
-    parser.add_argument("--kernels", default="", metavar="REGEX", help="only those whose name this fits")
+    parser.add_argument("--card", choices=list(CARDS), default="RTX 4090", help="use its rates (default: %(default)s)")
+    parser.add_argument("--kernels", default="", metavar="REGEX", help="only kernels whose name matches")
     parser.add_argument("--nvdisasm", default="nvdisasm")
     arguments = parser.parse_args()
     kinds = (*(name for name, _ in CLASSES), "other")
     print(
         "instructions of a warp for 2,048 scores, and per score element; "
-        f"TOPS on an {arguments.card} if the unit named were the only limit"
+        f"TOPS on an {arguments.card} if the named unit were the only limit"
     )
     print(f"{'kernel':26}{'2,048':>8}" + "".join(f"{kind:>8}" for kind in kinds) + "  no tensor   limits")
     for name, (code, labels) in sorted(parse(disassemble(arguments.cubin, arguments.nvdisasm)).items()):

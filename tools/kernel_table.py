@@ -1,24 +1,24 @@
 """The table of kernel builds, csrc/architectures.json, as data.
 
-The host module, which serves all architectures, is made of SHARED_SOURCES and those of every family.
+The host module serves all architectures: it is compiled from SHARED_SOURCES and the host sources of every family.
 
 A family is one set of sources:
     host_sources     C++ files in csrc/ with its launch code
     cubins           name of the device image -> its "source" in csrc/, its "defines", and its "targets": target of a
-                     build -> what it is compiled for in that build
+                     build -> target that this image is compiled for in that build
 
 An architecture is one build of a family's device images, and one distribution of them:
     family           whose sources it compiles
-    hardware         the GPUs it is for, in words; says so when it was never run on them
+    hardware         the GPUs it is for, in words, with a note when it was never run on them
     capabilities     compute capabilities that it runs on, "major.minor"
-    modes            "8b", "4b" and "precise", as it has them
-    pv_formats       "fp8", "fp16", "int8", "mxfp8", likewise: what P and V of 8b and 4b are rounded to, best first
-    pv_accumulators  "fp32" and "fp16", likewise
+    modes            those of "8b", "4b" and "precise" that it has
+    pv_formats       likewise of "fp8", "fp16", "int8" and "mxfp8": the formats of P and V in 8b and 4b, best first
+    pv_accumulators  likewise of "fp32" and "fp16"
     minimum_driver   the oldest driver branch that can run it, one of DRIVER_CUDA_VERSIONS
-    targets          GPU targets that it may be compiled for, the usual one first
-    cubins           as a family has them, beside those of the family
+    targets          GPU targets that it may be compiled for, the default first
+    cubins           device images that it has beside those of its family
     defines          preprocessor definitions for its device code: what it can do
-    ptxas_options    what the assembler is told for its device code
+    ptxas_options    assembler options for its device code
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ SHARED_SOURCES = (
     "binding.cpp", "block_selection.cpp", "block_selection_binding.cpp", "driver.cpp", "families.cpp",
     "launch_list.cpp", "plan.cpp", "plan_binding.cpp",
 )  # fmt: skip
-_SHARED_LAUNCHES = ("block_selection.cpp",)  # of kernels that every family has
-# What images say of themselves lies beside them in this file.
+_SHARED_LAUNCHES = ("block_selection.cpp",)  # the launch code of kernels that every family has
+# This file lies beside the device images and describes their build.
 BUILD_FILE = "build.json"
-# Driver branch -> the CUDA version that its first release supports, as the driver gives it: 1000 * major + 10 * minor.
+# Driver branch -> the CUDA version that its first release supports, as drivers report it: 1000 * major + 10 * minor.
 DRIVER_CUDA_VERSIONS = {"525": 12000, "570": 12080, "580": 13000}
 
 _FAMILY_KEYS = {"host_sources", "cubins"}
@@ -61,7 +61,7 @@ class Cubin:
     targets: tuple[tuple[str, str], ...] = ()
 
     def target(self, of_build: str) -> str:
-        """What it is compiled for in a build for a target."""
+        """The target that this image is compiled for in a build for the target `of_build`."""
         return dict(self.targets).get(of_build, of_build)
 
 
@@ -78,12 +78,12 @@ class Architecture:
     pv_accumulators: tuple[str, ...]
     minimum_driver: str
     targets: tuple[str, ...]
-    defines: tuple[str, ...]  # the cubins have them among theirs
+    defines: tuple[str, ...]  # each cubin's defines include them
     ptxas_options: tuple[str, ...]  # of all cubins
     cubins: tuple[Cubin, ...]
 
     def target(self, wanted: str | None) -> str:
-        """The target to compile for: the usual one, or the one asked for. ValueError if the table lacks it."""
+        """The target to compile for: `wanted`, or the default for None. ValueError if the table lacks `wanted`."""
         if wanted is None:
             return self.targets[0]
         if wanted not in self.targets:
@@ -92,13 +92,13 @@ class Architecture:
 
 
 def oldest_driver(architecture: Architecture, compiler_major: int) -> str:
-    """The oldest driver branch for an architecture's images when a CUDA compiler of this major version makes them."""
-    of_compiler = next(branch for branch, cuda in DRIVER_CUDA_VERSIONS.items() if cuda >= compiler_major * 1000)
-    return max(architecture.minimum_driver, of_compiler, key=DRIVER_CUDA_VERSIONS.__getitem__)
+    """The oldest driver branch that runs an architecture's images from a CUDA compiler of this major version."""
+    compiler_branch = next(branch for branch, cuda in DRIVER_CUDA_VERSIONS.items() if cuda >= compiler_major * 1000)
+    return max(architecture.minimum_driver, compiler_branch, key=DRIVER_CUDA_VERSIONS.__getitem__)
 
 
-def _keys(entry: Mapping[str, Any], known: set[str], what: str, optional: frozenset[str] = frozenset()) -> None:
-    """ValueError unless the entry has all known keys and no other."""
+def _check_keys(entry: Mapping[str, Any], known: set[str], what: str, optional: frozenset[str] = frozenset()) -> None:
+    """ValueError when the entry has an unknown key, or lacks a known one that is not optional."""
     unknown, missing = sorted(entry.keys() - known), sorted(known - optional - entry.keys())
     if unknown:
         raise ValueError(f"{TABLE.name}: unknown keys {unknown} in {what}")
@@ -126,13 +126,13 @@ def read(architecture: str) -> Architecture:
     if architecture not in table["architectures"]:
         raise ValueError(f"architecture must be one of {', '.join(table['architectures'])}, got {architecture}")
     entry = table["architectures"][architecture]
-    _keys(entry, _ARCHITECTURE_KEYS, architecture, frozenset({"cubins"}))
+    _check_keys(entry, _ARCHITECTURE_KEYS, architecture, frozenset({"cubins"}))
     family = table["families"][entry["family"]]
-    _keys(family, _FAMILY_KEYS, f"the family {entry['family']}")
+    _check_keys(family, _FAMILY_KEYS, f"the family {entry['family']}")
     defines = _defines(entry["defines"])
     cubins = []
     for name, cubin in (family["cubins"] | entry.get("cubins", {})).items():
-        _keys(cubin, _CUBIN_KEYS, f"the cubin {name}", frozenset({"defines", "targets"}))
+        _check_keys(cubin, _CUBIN_KEYS, f"the cubin {name}", frozenset({"defines", "targets"}))
         own, targets = _defines(cubin.get("defines", {})), tuple(cubin.get("targets", {}).items())
         cubins.append(Cubin(cubin["source"], name, (*own, *defines), targets))
     return Architecture(
@@ -157,7 +157,7 @@ def families() -> dict[str, tuple[str, ...]]:
 
 
 def host_sources() -> tuple[str, ...]:
-    """What the host module is compiled of, in csrc/."""
+    """The files in csrc/ that the host module is compiled from."""
     return (*SHARED_SOURCES, *(source for sources in families().values() for source in sources))
 
 
@@ -166,10 +166,10 @@ def _without_comments(source: str) -> str:
 
 
 def launch_interface(family: str) -> str:
-    """How the launch code of a family and its device images fit together: 16 digits that tell it from any other.
+    """16 digits that identify the interface between a family's launch code and its device images.
 
-    A hash of the sources that launches are made by, and of the headers that they share with device code. Images and a
-    host module of different ones are refused (csrc/binding.cpp). Comments and line ends do not count.
+    A hash of the launch sources and of the headers that they share with device code, without comments and line ends.
+    The host module refuses images with another hash (csrc/binding.cpp).
     """
     headers = [path for folder in ("common", family) for path in sorted((CSRC / folder).glob("*.h"))]
     digest = hashlib.sha256()
@@ -179,13 +179,13 @@ def launch_interface(family: str) -> str:
 
 
 def host_defines(toolchain: str) -> dict[str, str]:
-    """What the sources of the host module take of its build, as preprocessor definitions."""
+    """The preprocessor definitions that tell the host module's sources about the build."""
     interfaces = {f"{family.upper()}_LAUNCH_INTERFACE": f'"{launch_interface(family)}"' for family in families()}
     return {"HOST_TOOLCHAIN": f'"{toolchain}"', **interfaces}
 
 
 def build_info(architecture: Architecture, *, target: str, toolchain: str, driver: str) -> dict[str, Any]:
-    """What device images say of themselves in BUILD_FILE: csrc/build_info.h has the meanings.
+    """The content of BUILD_FILE, which describes device images; csrc/build_info.h explains the fields.
 
     driver: the oldest branch that runs the build, one of DRIVER_CUDA_VERSIONS.
     """
@@ -207,10 +207,10 @@ def build_info(architecture: Architecture, *, target: str, toolchain: str, drive
 
 
 def abi_version() -> int:
-    """kAbiVersion of csrc/attention_call.h, which the version begins with."""
+    """kAbiVersion of csrc/attention_call.h: the first number of the version."""
     return int(version().partition(".")[0])
 
 
 def version() -> str:
-    """The version of the distributions that are built of csrc/ now."""
+    """The version of distributions built from csrc/ now."""
     return (CSRC / "VERSION").read_text().strip()

@@ -1,9 +1,9 @@
-"""Print the ComfyUI folders on this machine, one a line: those of COMFYUI_PATH, else the usual ones in the home folder.
+"""Print this machine's ComfyUI folders, one per line: those in COMFYUI_PATH, else the usual ones in the home folder.
 
     python -m tools.comfyui.folders
 
-COMFYUI_PATH may list several, separated as in PATH, the newest first. Without any it is the clone in build/ that
-`make test` and `make demo` make; nothing is printed without one.
+COMFYUI_PATH may list several, newest first, separated as in PATH. If there are none in either place, this prints the
+clones in build/ that `make test` and `make demo` make, if any.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import os
 import re
 from pathlib import Path
 
-OVERLAY = "ComfyUI-overlay"  # the newest release with newer files over it: tools.comfyui.overlay makes it
-OVERLAY_RECORD = "overlay.json"  # by which an overlay is told from a release
+OVERLAY = "ComfyUI-overlay"  # the newest release with some newer files; tools.comfyui.overlay makes it
+OVERLAY_RECORD = "overlay.json"  # marks a folder as an overlay
 USUAL = ("ComfyUI", "ComfyUI-0.8.0", "ComfyUI-0.3.64", OVERLAY)
 BUILD = Path(__file__).resolve().parents[2] / "build"
 OLDEST_FOR_DEMO = (0, 8)  # earlier versions load only VAEs of Wan's full width
@@ -35,7 +35,7 @@ def comfyui_folders() -> list[Path]:
 
 
 def comfyui_folder(text: str) -> Path:
-    """A type of command line argument: the folder of a ComfyUI."""
+    """Type of a command line argument: the folder of a ComfyUI."""
     path = Path(text)
     if not (path / "main.py").is_file():
         raise argparse.ArgumentTypeError(f"expected a folder that holds ComfyUI's main.py, got {text!r}")
@@ -48,7 +48,7 @@ def comfyui_version(root: Path) -> tuple[int, ...]:
     text = stated.read_text(encoding="utf-8") if stated.is_file() else ""
     version = re.search(r'__version__\s*=\s*"([\d.]+)', text)
     if version is None:
-        raise SystemExit(f"{stated} states no version: is {root} a ComfyUI folder, not older than 0.3?")
+        raise SystemExit(f"{stated} states no version: is {root} the folder of ComfyUI 0.3 or newer?")
     return tuple(int(part) for part in version[1].strip(".").split("."))
 
 

@@ -1,8 +1,10 @@
-"""Put the frontend that each ComfyUI's requirements pin into build/frontends: one environment serves all ComfyUIs.
+"""Install the frontend that each ComfyUI's requirements pin into build/frontends.
+
+All ComfyUIs share one environment, which can hold only one version.
 
     python -m tools.comfyui.frontends
 
-COMFY_SAGE2_FRONTEND names another version for all of them, or "newest".
+COMFY_SAGE2_FRONTEND sets another version for all of them, or "newest".
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ NEWEST = "newest"
 
 
 def frontend_version(root: Path) -> str:
-    """The version that the ComfyUI at `root` is served with. SystemExit when its requirements pin none."""
+    """The frontend version for the ComfyUI at `root`. SystemExit when its requirements pin none."""
     text = (root / "requirements.txt").read_text(encoding="utf-8")
     pinned = re.search(rf"^{PACKAGE}==([\d.]+)", text, re.MULTILINE)
     version = os.environ.get("COMFY_SAGE2_FRONTEND") or (pinned[1] if pinned else None)
@@ -30,12 +32,12 @@ def frontend_version(root: Path) -> str:
 
 
 def frontend_folder(version: str) -> Path:
-    """Where the files of this version are, for ComfyUI's --front-end-root."""
+    """The folder with the files of this version, for ComfyUI's --front-end-root."""
     return BUILD / "frontends" / version / "comfyui_frontend_package" / "static"
 
 
 def install(version: str) -> None:
-    """Put a version into its folder, unless it is there. CalledProcessError when pip cannot."""
+    """Install a version into its folder, unless it is there. CalledProcessError when pip fails."""
     if frontend_folder(version).is_dir() and version != NEWEST:
         return
     wanted = PACKAGE if version == NEWEST else f"{PACKAGE}=={version}"

@@ -1,12 +1,12 @@
-"""Run a ComfyUI's main.py, also where torch is a CPU build and torchvision is not.
+"""Run a ComfyUI's main.py, even with a CPU build of torch beside a CUDA build of torchvision.
 
     python tools/comfyui/launch.py /path/to/ComfyUI [arguments of main.py]
 
-It is started as a file, in ComfyUI's environment and outside of this project.
+Start this file itself, with ComfyUI's Python: it imports nothing of this project.
 
 torchvision's CUDA extension does not load beside a CPU torch, and importing torchvision then fails because its
-operators have no schema. Declaring the two schemas that it looks for is enough: it goes on without its extension.
-Where the extension loads nothing is declared, because it declares them itself.
+operators have no schema. Declaring the two schemas that it looks for is enough: torchvision then runs without the
+extension. When the extension loads, this declares nothing, because the extension declares the schemas itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 
 class TorchvisionOperators(importlib.abc.MetaPathFinder):
-    """Declares torchvision's operators when torchvision is about to be imported; finds no modules itself."""
+    """Finds no modules, but declares torchvision's operators just before torchvision is imported."""
 
     def __init__(self) -> None:
         self.library: Any = None
@@ -37,7 +37,7 @@ class TorchvisionOperators(importlib.abc.MetaPathFinder):
 
 
 def _extension_loads() -> bool:
-    """Load torchvision's compiled operators; torchvision loads them again, which does nothing."""
+    """Whether torchvision's compiled operators load. torchvision loads them again later, which does nothing."""
     import torch
 
     package = importlib.machinery.PathFinder.find_spec("torchvision")
@@ -55,6 +55,6 @@ if __name__ == "__main__":
     root = os.path.abspath(sys.argv[1])
     sys.meta_path.insert(0, TorchvisionOperators())
     sys.argv = [os.path.join(root, "main.py"), *sys.argv[2:]]
-    sys.path[0] = root  # in place of this file's folder, whose modules ComfyUI must not see
+    sys.path[0] = root  # replaces this file's folder, whose modules ComfyUI must not import
     os.chdir(root)
     runpy.run_path(sys.argv[0], run_name="__main__")

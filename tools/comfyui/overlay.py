@@ -1,12 +1,12 @@
-"""Put single newer files over a copy of a ComfyUI, where no newer release can be had whole.
+"""Copy a ComfyUI and replace single files with newer ones, when no newer release is available as a whole.
 
     python -m tools.comfyui.overlay --comfyui ~/ComfyUI --files FOLDER [--files REPOSITORY.git@COMMIT] [--into PATH]
 
-FOLDER holds files at their paths within ComfyUI, and all of its Python files are taken. Of a git directory those of
-`FILES` are taken that the commit has. The copy is made anew each time, without models and outputs; `overlay.json` in it
-says where each file is from. tests/comfyui takes it as one more installation.
+FOLDER holds files at their paths within ComfyUI; all of its Python files are copied. From a git directory, the paths in
+`FILES` that the commit has are copied. Each run makes a new copy, without models and outputs; its `overlay.json` says
+where each file is from. tests/comfyui uses the copy as one more installation.
 
-Newer files may call functions that the older tree lacks: `ADDED` has stand-ins for those that do nothing on a CPU.
+Newer files may call functions that the older tree lacks. `ADDED` has stand-ins for functions that do nothing on a CPU.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ FILES = (
     "comfy_extras/nodes_sparse_attention.py",
 )
 CACHE = ("__pycache__",)
-LEFT_OUT = (".git", "models", "output", "input", "user", "temp", *CACHE)  # of ComfyUI's folder; packages may have them
+LEFT_OUT = (".git", "models", "output", "input", "user", "temp", *CACHE)  # of ComfyUI's folder; packages may have these
 
-# (file, a name that it must have) -> what is added at its end where it lacks that name.
+# (file, function that it must define) -> code that is appended when it does not.
 ADDED = {
     ("comfy/model_prefetch.py", "malloc_graph_begin"): """
 
@@ -62,7 +62,7 @@ def pause_malloc_graph(sync=False):
 
 
 def files_of(source: str) -> dict[str, bytes]:
-    """The files of a folder, or of a commit of a git directory as "DIRECTORY@COMMIT", by their paths.
+    """Path -> content of the files of a folder, or of a commit in a git directory ("DIRECTORY@COMMIT").
 
     Raises SystemExit when there are none.
     """
@@ -86,15 +86,15 @@ def _in_commit(repository: Path, commit: str, path: str) -> bytes | None:
 
 
 def make_overlay(comfyui: Path, sources: list[str], into: Path) -> dict[str, str]:
-    """Make the overlay in `into`; path of each newer file -> its source.
+    """Make the overlay in `into`, replacing an earlier one. Returns path -> source of each newer file.
 
-    Raises SystemExit when `into` is something else than an earlier overlay, or `comfyui` is one.
+    Raises SystemExit when `into` exists and is no overlay, or when `comfyui` is an overlay.
     """
     comfyui, into = comfyui.resolve(), into.expanduser().resolve()
     if into.exists() and not (into / OVERLAY_RECORD).is_file():
-        raise SystemExit(f"--into {into}: this folder is no earlier overlay, and is left as it is: name another one")
+        raise SystemExit(f"--into {into}: this folder is not an overlay and was not changed: name another one")
     if (comfyui / OVERLAY_RECORD).is_file():
-        raise SystemExit(f"--comfyui {comfyui}: this is an overlay itself: name a ComfyUI as it was released")
+        raise SystemExit(f"--comfyui {comfyui}: this is an overlay itself: name a released ComfyUI")
     newer = {path: (source, text) for source in sources for path, text in files_of(source).items()}
     shutil.rmtree(into, ignore_errors=True)
     shutil.copytree(
@@ -107,14 +107,14 @@ def make_overlay(comfyui: Path, sources: list[str], into: Path) -> dict[str, str
         target = into / path
         if target.is_file() and not re.search(rf"^def {name}\b", target.read_text(encoding="utf-8"), re.MULTILINE):
             target.write_text(target.read_text(encoding="utf-8") + added, encoding="utf-8")
-    _name_nodes(into, [path for path in newer if path.startswith("comfy_extras/")])
+    _list_nodes(into, [path for path in newer if path.startswith("comfy_extras/")])
     record = {path: source for path, (source, _) in sorted(newer.items())}
     (into / OVERLAY_RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return record
 
 
-def _name_nodes(root: Path, paths: list[str]) -> None:
-    """Have ComfyUI load these node files, which it does for those that nodes.py names."""
+def _list_nodes(root: Path, paths: list[str]) -> None:
+    """Add these node files to the list in nodes.py: ComfyUI loads only listed files."""
     listed = root / "nodes.py"
     text = listed.read_text(encoding="utf-8")
     for name in (Path(path).name for path in paths):
@@ -124,7 +124,6 @@ def _name_nodes(root: Path, paths: list[str]) -> None:
 
 
 def main() -> int:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--comfyui", type=comfyui_folder, required=True, help="the ComfyUI to copy")
     parser.add_argument("--files", action="append", required=True, metavar="FOLDER", help="see above; may be repeated")

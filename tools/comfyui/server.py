@@ -1,4 +1,4 @@
-"""A headless ComfyUI on a free port, in a base folder of its own, driven over HTTP."""
+"""A headless ComfyUI on a free port, with its own base folder, driven over HTTP."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 LAUNCHER = Path(__file__).with_name("launch.py")
-START_SECONDS = 600  # ComfyUI imports gigabytes, on a slow disk too
-ANSWER_SECONDS = 300  # while a compiler is at work the server hardly gets a turn
-PROMPT_SECONDS = 3600  # a whole video on a busy CPU takes its time
+START_SECONDS = 600  # ComfyUI imports gigabytes, perhaps from a slow disk
+ANSWER_SECONDS = 300  # a running compiler leaves the server little CPU time
+PROMPT_SECONDS = 3600  # a whole video on a busy CPU is slow
 Prompt = dict[str, dict[str, Any]]
 
 
 class NotStarted(RuntimeError):
-    """A server that ended while starting or did not answer; the message ends with the end of its log."""
+    """The server exited while starting or did not answer; the message ends with the end of its log."""
 
 
 class PromptRefused(Exception):
-    """The server does not accept a prompt; the message is its answer."""
+    """The server refused a prompt; the message is its answer."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished prompt: the history's outputs by node, and the nodes that came from the cache."""
+    """A finished prompt: the history's outputs by node, and the nodes with a cache hit."""
 
     outputs: dict[str, Any]
     cached: frozenset[str]
 
 
 def _reserve() -> socket.socket:
-    """A socket on a free port, which nobody else is given while it is open: ComfyUI takes minutes to come to its own.
+    """Bind a socket to a free port, which reserves the port until ComfyUI listens on it, minutes later.
 
-    Until then another server could get the port, and answer in its place. ComfyUI gets it beside this one, because
-    neither socket forbids that and this one does not listen.
+    Otherwise another server could take the port and answer in ComfyUI's place. ComfyUI can still bind the port, because
+    both sockets allow that and this one does not listen.
     """
     reserved = socket.socket()
     if os.name != "nt":
@@ -74,7 +74,7 @@ class ComfyServer:
     def __enter__(self) -> ComfyServer:
         try:
             self.start()
-        except BaseException:  # Ctrl-C, too: nobody else would end the process
+        except BaseException:  # including KeyboardInterrupt: nothing else would end the process
             self.stop()
             raise
         return self
@@ -82,9 +82,9 @@ class ComfyServer:
     def start(self, while_waiting: Callable[[], None] = lambda: None) -> None:
         """Start the process and wait until it answers, calling `while_waiting` meanwhile.
 
-        NotStarted when it ends or does not answer; the caller has to `stop` it then, too.
+        NotStarted when it exits or does not answer; the caller must `stop` it then too.
         """
-        # Threads that spin while they wait starve each other wherever something else runs on the machine.
+        # Waiting threads that spin starve each other when the machine runs anything else.
         threads = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
         environment = {**os.environ, **threads, "PYTHONDONTWRITEBYTECODE": "1"}
         with self.log.open("wb") as log:
@@ -96,7 +96,7 @@ class ComfyServer:
             try:
                 self.get("/system_stats")
                 return
-            except OSError:  # not there yet, or too busy
+            except OSError:  # not listening yet, or too busy
                 while_waiting()
                 time.sleep(0.25)
         raise NotStarted(f"{self.root} did not answer within {START_SECONDS} s:\n{self.tail()}")
@@ -105,7 +105,7 @@ class ComfyServer:
         self.stop()
 
     def stop(self) -> None:
-        """End the process; it gets 20 seconds to do so itself. It cannot be started again."""
+        """Terminate the process, and kill it after 20 seconds. The server cannot be started again."""
         self._reserved.close()
         if self._process is None:
             return
@@ -136,14 +136,14 @@ class ComfyServer:
     ) -> Run:
         """Queue `prompt` and wait for it, calling `while_waiting` about twenty times a second.
 
-        workflow: the id of a workflow, as a page sends it with the prompt.
+        workflow: the id of a workflow, which the frontend sends with the prompt.
 
         Raises PromptRefused, or RuntimeError with the traceback of a node that failed.
         """
         return self.finished(self.queue(prompt, workflow=workflow), while_waiting)
 
     def queue(self, prompt: Prompt, *, workflow: str | None = None) -> str:
-        """Queue `prompt` as `run` does: its number, for `finished`. Raises PromptRefused."""
+        """Queue `prompt` as `run` does. Returns its id, for `finished`. Raises PromptRefused."""
         extra = {} if workflow is None else {"extra_data": {"extra_pnginfo": {"workflow": {"id": workflow}}}}
         body = json.dumps({"prompt": prompt, **extra}).encode()
         request = urllib.request.Request(
@@ -157,7 +157,7 @@ class ComfyServer:
             raise PromptRefused(error.read().decode()) from error
 
     def finished(self, number: str, while_waiting: Callable[[], None] = lambda: None) -> Run:
-        """Wait for the prompt of this number; RuntimeError with the traceback of a node that failed."""
+        """Wait for the prompt with this id; RuntimeError with the traceback of a node that failed."""
         deadline = time.monotonic() + PROMPT_SECONDS
         while time.monotonic() < deadline:
             history = self.get(f"/history/{number}")

@@ -1,6 +1,6 @@
 """CPythons for aarch64: Debian's packages, run by qemu-user.
 
-Needs qemu-aarch64 (apt-get install qemu-user), apt-get and dpkg-deb, and no rights.
+Needs qemu-aarch64 (apt-get install qemu-user), apt-get and dpkg-deb, but not root.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VERSIONS = tuple(debian.SUITES)
 
 
 def interpreter(version: str, folder: Path = FOLDER) -> ForeignPython:
-    """CPython of a version in VERSIONS."""
+    """The CPython of this version, one of VERSIONS."""
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     root = debian.python_root(version, "arm64", folder)

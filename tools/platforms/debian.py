@@ -1,4 +1,4 @@
-"""Debian's CPythons, unpacked into a folder without being installed: any user may do it, for any architecture."""
+"""Debian's CPythons for any architecture, unpacked into a folder without installing them, which needs no root."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
-# CPython's version -> the Debian release that has it. None of the present ones has 3.10 or 3.12.
+# CPython's version -> the Debian release that has it. No current release has 3.10 or 3.12.
 SUITES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "forky"}
-MIRROR = "DEBIAN_MIRROR"  # names a mirror where apt's own settings name none
+MIRROR = "DEBIAN_MIRROR"  # this variable names a mirror to use in place of the one in apt's settings
 _KEYRINGS = tuple(Path("/usr/share/keyrings", f"debian-archive-keyring.{suffix}") for suffix in ("pgp", "gpg"))
-# apt with a state of its own: it knows nothing of what is installed here, and needs no rights. An index that is past
-# its date is good enough for tests. What Debian's images do after an update concerns this machine's own state.
+# apt with its own state: it ignores the packages installed here and needs no root. Tests accept an expired index. The
+# hooks that Debian's images run after an update are cleared, because they act on this machine's state.
 _SETTINGS = """\
 Dir::State "{state}";
 Dir::State::status "{state}/status";
@@ -31,7 +31,7 @@ Acquire::Languages "none";
 
 
 def _mirror() -> str:
-    """The Debian mirror that apt takes here."""
+    """The Debian mirror named by MIRROR, else the one in apt's settings."""
     named = os.environ.get(MIRROR)
     if named:
         return named
@@ -40,7 +40,7 @@ def _mirror() -> str:
     for address in answer.splitlines():
         if address.rstrip("/").endswith("/debian"):
             return address
-    raise RuntimeError(f"apt's settings name no Debian mirror here; the variable {MIRROR} can")
+    raise RuntimeError(f"apt's settings name no Debian mirror: name one in the variable {MIRROR}")
 
 
 def _keyring() -> Path:
@@ -51,7 +51,7 @@ def _keyring() -> Path:
 
 
 def _prepare_apt(state: Path, architecture: str, suite: str) -> Path:
-    """Write apt's settings and sources into the folder `state`; the path of the settings."""
+    """Write apt's settings and sources into the folder `state`; return the path of the settings."""
     for folder in ("lists/partial", "cache/archives/partial"):
         (state / folder).mkdir(parents=True)
     (state / "status").touch()
@@ -62,9 +62,9 @@ def _prepare_apt(state: Path, architecture: str, suite: str) -> Path:
 
 
 def python_root(version: str, architecture: str, folder: Path) -> Path:
-    """The root folder of a Debian with the CPython of a version in SUITES, fetched once into `folder`.
+    """The root folder of a Debian with the CPython of this version, one of SUITES; downloaded into `folder` once.
 
-    architecture: Debian's name, such as "arm64".
+    architecture: Debian's name for it, such as "arm64".
     """
     root = folder / f"debian-{architecture}-{version}"
     if root.exists():
@@ -78,7 +78,7 @@ def python_root(version: str, architecture: str, folder: Path) -> Path:
     subprocess.run([*apt, "--download-only", "--no-install-recommends", "install", *packages], check=True)
     for package in sorted((state / "cache" / "archives").glob("*.deb")):
         subprocess.run(["dpkg-deb", "--extract", str(package), str(partial)], check=True)
-    # Programs name the dynamic linker in /lib, which newer releases have in /usr/lib alone.
+    # Programs look for the dynamic linker in /lib; newer releases have it only in /usr/lib.
     if not (partial / "lib").exists():
         (partial / "lib").symlink_to("usr/lib")
     shutil.rmtree(state)

@@ -12,7 +12,7 @@ from typing import IO
 
 
 class _Reader(threading.Thread):
-    """Collects what a stream brings."""
+    """Collects the output of a stream."""
 
     def __init__(self, stream: IO[bytes] | None) -> None:
         super().__init__(daemon=True)
@@ -26,17 +26,17 @@ class _Reader(threading.Thread):
             self._parts.append(part)
 
     def text(self) -> str:
-        """What came until now, or a second later when the stream stays open; with the line ends of Linux."""
+        """The whole output, or that of the next second when the stream stays open; with the line ends of Linux."""
         self.join(1)
         return b"".join(self._parts).decode("utf-8", "backslashreplace").replace("\r\n", "\n")
 
 
 @dataclass(frozen=True)
 class ForeignPython:
-    """An interpreter behind an emulator.
+    """An interpreter in an emulator.
 
-    platform: its key in packages/kernels/platforms.json. command: what starts it. environment: what it needs besides
-    this process's environment. drivers: the folder in which it looks for the CUDA driver's library.
+    platform: its key in packages/kernels/platforms.json. command: the command that starts it. environment: the
+    variables that it needs besides those of this process.
     """
 
     platform: str
@@ -49,7 +49,7 @@ class ForeignPython:
         return self.platform.startswith("win")
 
     def path(self, path: Path) -> str:
-        """A path of this machine as the interpreter names it."""
+        """The interpreter's name for a path of this machine."""
         return "Z:" + str(path).replace("/", "\\") if self.is_windows else str(path)
 
     def run(
@@ -61,8 +61,8 @@ class ForeignPython:
     ) -> subprocess.CompletedProcess[str]:
         """Run the interpreter and wait for it. Its output is decoded from UTF-8 and has the line ends of Linux."""
         command = [*self.command, *arguments]
-        # wine wants pipes for all three streams, and the services that it starts keep them open after the interpreter
-        # has ended: its end is waited for, and not the end of the streams.
+        # wine needs pipes for all three streams. The services that it starts keep them open after the interpreter has
+        # exited, so this waits for the process and not for the end of the streams.
         with subprocess.Popen(
             command,
             env={**os.environ, **self.environment, **(environment or {})},
@@ -81,6 +81,6 @@ class ForeignPython:
             return subprocess.CompletedProcess(command, status, output, errors)
 
     def describe(self) -> str:
-        """Its version and processor in its own words, or what kept it from starting."""
+        """The version and processor that it reports, or its error output when it does not start."""
         answer = self.run("-c", "import platform; print(platform.python_version(), platform.machine())")
         return answer.stdout.strip() or answer.stderr

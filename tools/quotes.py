@@ -1,14 +1,14 @@
-"""Tables of README.md and docs/ that quote a measured table of docs/results/, which alone holds the figures.
+"""Update the tables of README.md and docs/ that quote a measured table of docs/results/.
 
     python -m tools.quotes  # renew every quote
 
-A quote stands between two comments. The first names a results file, a heading in it, and which rows (by their first
-cell) and columns (by their header) of the first table below that heading are quoted; all of them if it names none:
+A quote stands between two comments. The first comment names a results file, a heading in it, and the rows (by first
+cell) and columns (by header) to quote from the first table below that heading; without them, all are quoted:
 
     <!-- quote docs/results/families.md # Seconds a step | rows: LTX-2; Z-Image | columns: model family; layers -->
     <!-- /quote -->
 
-tests/unit/test_docs.py fails where a quote differs from its page.
+tests/unit/test_docs.py fails when a quote differs from its results file.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Table = list[list[str]]
 
 
 def documents() -> list[Path]:
-    """README.md and every page of docs/ but the results."""
+    """README.md and every page of docs/ except the results."""
     pages = sorted((REPOSITORY / "docs").rglob("*.md"))
     return [REPOSITORY / "README.md", *(page for page in pages if page.parent.name != "results")]
 
 
 def table_below(text: str, heading: str) -> Table:
-    """The cells of the first table below `heading`, its header first. Raises ValueError if there is none."""
+    """The cells of the first table below `heading`, header row first. Raises ValueError if there is none."""
     _, separator, section = text.partition(f"# {heading}\n")
     lines = re.search(r"(?:^\|.*\n)+", re.split(r"^#", section, maxsplit=1, flags=re.MULTILINE)[0], re.MULTILINE)
     if not separator or lines is None:
@@ -43,7 +43,7 @@ def table_below(text: str, heading: str) -> Table:
 
 
 def quoted(table: Table, rows: str | None, columns: str | None) -> str:
-    """The table as Markdown, with these rows and columns (semicolons between them). Raises ValueError for others."""
+    """These rows and columns (separated by semicolons) as Markdown. Raises ValueError for unknown ones."""
     header, *body = table
     by_name = {row[0]: row for row in body}
     try:
@@ -56,9 +56,9 @@ def quoted(table: Table, rows: str | None, columns: str | None) -> str:
 
 
 def renewed(text: str) -> str:
-    """A page whose quotes have the figures of their results files. Raises ValueError for a quote of another form."""
+    """The page with the current figures in its quotes. Raises ValueError for a malformed quote."""
     if len(_QUOTE.findall(text)) != text.count("<!-- quote "):
-        raise ValueError("a quote does not have the form that tools/quotes.py tells")
+        raise ValueError("a quote does not have the form that tools/quotes.py describes")
 
     def quote(match: re.Match[str]) -> str:
         table = table_below((REPOSITORY / match["file"]).read_text(encoding="utf-8"), match["heading"])

@@ -1,9 +1,9 @@
-"""Draw the report's picture in the node's help: a sampling on this GPU, without a ComfyUI.
+"""Draw the report's picture for the node's help, of a sampling on this GPU, without ComfyUI.
 
     python -m tools.report_picture
 
-The model has the sizes of Wan 2.1 1.3B at 480p, 81 frames, and random weights, which no picture depends on: a report
-shows times, and how far each output is from full precision.
+The model has the sizes of Wan 2.1 1.3B at 480p, 81 frames, and random weights. Those suffice: a report shows times, and
+how far each output is from full precision.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SETTINGS = Settings(mode="8b")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model and its input."""
+    """The sizes of a model and its input."""
 
     tokens: int
     text_tokens: int
@@ -60,18 +60,18 @@ class Block(nn.Module):
         self.ffn = nn.Sequential(nn.Linear(width, sizes.ffn), nn.GELU("tanh"), nn.Linear(sizes.ffn, width))
 
     def forward(self, x: torch.Tensor, text: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """x: (1, tokens, width), text: (1, text_tokens, width) -> as x."""
-        for first, given in ((0, None), (4, text)):
+        """x: (1, tokens, width), text: (1, text_tokens, width) -> like x."""
+        for first, context in ((0, None), (4, text)):
             q, k, v, out = self.projections[first : first + 4]
             normed = F.layer_norm(x, x.shape[-1:])
-            source = normed if given is None else given
+            source = normed if context is None else context
             x = x + out(attend(_normed(q(normed)), _normed(k(source)), v(source)))
         done: torch.Tensor = x + self.ffn(F.layer_norm(x, x.shape[-1:]))
         return done
 
 
 def _normed(x: torch.Tensor) -> torch.Tensor:
-    """RMS norm over the width, as Wan has for queries and keys, with a gain that makes the attention peaked."""
+    """RMS norm over the width, as in Wan for queries and keys, with a gain that makes the attention peaked."""
     return F.rms_norm(x, x.shape[-1:]) * 1.5
 
 
@@ -82,7 +82,7 @@ def comfyui_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: 
 
 
 def sampled(sizes: Sizes, device: torch.device, settings: Settings, steps: int) -> Session:
-    """The node's session after a sampling of so many steps."""
+    """The node's session after a sampling of `steps` steps."""
     torch.manual_seed(0)
     ensure_timed(device)
     session = Session(Dispatcher(settings, probe(device, settings)))
@@ -102,7 +102,7 @@ def sampled(sizes: Sizes, device: torch.device, settings: Settings, steps: int) 
     sigmas = torch.linspace(1.0, 0.0, steps + 1).tolist()
     x = torch.randn(1, sizes.tokens, width, device=device, dtype=dtype)
     with torch.inference_mode():
-        model(x)  # outside of the sampling: the first calls of anything take longer
+        model(x)  # warm-up, before the sampling begins
         session.begin_sampling(sigmas, measures_quality=True)
         for sigma in sigmas[:-1]:
             model_pass = session.begin_pass(sigma, device, {})
@@ -112,12 +112,11 @@ def sampled(sizes: Sizes, device: torch.device, settings: Settings, steps: int) 
 
 
 def main(arguments: list[str]) -> int:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=REPOSITORY, help="of the picture; by default the repository")
+    parser.add_argument("--folder", type=Path, default=REPOSITORY, help="root of the picture (default: the repository)")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
-        raise SystemExit("the picture is of a GPU, and torch finds none")
+        raise SystemExit("the picture shows a sampling on a GPU, and torch finds none")
     session = sampled(WAN_1_3B, torch.device("cuda", torch.cuda.current_device()), SETTINGS, STEPS)
     print(report([session]))
     path = options.folder / PICTURE

@@ -3,7 +3,7 @@
     python -m tools.wheels.build_wheels [--arch sm90 ...] [--only cp312] [--out build/wheelhouse]
 
 Needs cibuildwheel in the Python that runs this script and podman with the image that the packages' pyproject.toml
-names (tools/wheels/standin_image.sh makes one). CIBW_CONTAINER_ENGINE and CIBW_MANYLINUX_X86_64_IMAGE choose others.
+names (tools/wheels/standin_image.sh makes one). CIBW_CONTAINER_ENGINE and CIBW_MANYLINUX_X86_64_IMAGE select others.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def build(
     cubin_cache: Path | None = None,
     versions: Mapping[str, str] | None = None,
 ) -> list[Path]:
-    """Put the wheels into the folder `out`: with host modules of every CPython, or of "cp312" alone.
+    """Build the wheels into the folder `out`, with host modules of every CPython, or of `interpreter` ("cp312") only.
 
-    `cubin_cache` holds the device images of earlier builds; by default that of all builds in this clone. `versions`:
+    `cubin_cache` keeps the device images of earlier builds; by default all builds in this clone share one. `versions`:
     see `split_wheels.make`. CalledProcessError when a build or a test of a wheel fails.
     """
     tree = stage(architectures, DEFAULT_FOLDER)
@@ -40,7 +40,7 @@ def build(
     caches = {"ZIG_GLOBAL_CACHE_DIR": BUILD / "zig-cache", "CUBIN_CACHE": cubin_cache or BUILD / "cubin-cache"}
     for variable, cache in caches.items():
         cache.mkdir(parents=True, exist_ok=True)
-        # cibuildwheel shows the host's files inside the container under /host.
+        # cibuildwheel mounts the host's files in the container under /host.
         environment[variable] = f"/host{cache}"
     if interpreter is not None:
         environment["CIBW_BUILD"] = f"{interpreter}-*"

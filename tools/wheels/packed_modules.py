@@ -1,8 +1,7 @@
-"""The host modules of all CPythons packed as one, as released host wheels have them.
+"""The host modules of all CPythons packed into one archive, as in released host wheels.
 
-The modules of a platform are nearly the same: one archive of all takes a third of the space of five files that are
-packed one by one. packages/kernels/module_loader.py takes the module of a Python out of it, and so does the pack's own
-loader.
+The modules of a platform are nearly the same, so one archive takes a third of the space of five files packed one by
+one. packages/kernels/module_loader.py and the pack's own loader unpack the module of the running Python.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from .stage_package import TEMPLATE
 
 ARCHIVE, SIZES, LOADER = "modules.xz", "modules.json", "_C.py"
 MODULES = (".so", ".pyd")
-# What the archive needs of a reader's memory, above the bytes of all modules.
+# Unpacking needs the dictionary's size in memory, beyond the bytes of all modules.
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 8 * 1024 * 1024}]
 
 
 def pack(package: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """A host package's files with its modules as one. The same files give the same bytes."""
+    """A host package's files with its modules in one archive. Equal files give equal bytes."""
     modules = {name: content for name, content in files.items() if name.endswith(MODULES)}
     sizes = {name.removeprefix(f"{package}/"): len(content) for name, content in modules.items()}
     return {
@@ -32,7 +31,7 @@ def pack(package: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def unpack(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """A wheel's files with each host module by itself again, as before `pack`."""
+    """A wheel's files with each host module as its own file, as before `pack`."""
     unpacked = dict(files)
     for name in files:
         package, _, file = name.rpartition("/")

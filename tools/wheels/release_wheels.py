@@ -1,10 +1,10 @@
-"""Put freshly built wheels into wheels/, with their checksums and the record of what they were built from.
+"""Put freshly built wheels into wheels/, with their checksums and a record of what they were built from.
 
     python -m tools.wheels.release_wheels [--wheelhouse build/wheelhouse]
 
-The wheels of an architecture, or of a platform's host modules, replace what wheels/ had of it; one that says and holds
-the same but for its version stays, so that a clone gets no bytes that it has. Refuses to release what was built from
-sources that are not committed.
+The wheel of an architecture, or of a platform's host modules, replaces the earlier one in wheels/. An earlier wheel
+that differs only in its version stays, so that a clone does not fetch the same bytes again. Refuses to release wheels
+while their sources have uncommitted changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .. import kernel_table
 from .stage_package import ROOT
 from .wheel_folder import HOST, WHEELS, wheels_of
 
-# What the wheels are made of; a release is named by the ids of their git trees, which outlive a rebase.
+# The sources of the wheels. The ids of their git trees, which survive a rebase, identify a release.
 TREES = ("csrc", "packages")
 _TOOLS = ("tools/wheels/split_wheels.py", "tools/wheels/stage_package.py", "tools/kernel_table.py")
 MAX_FOLDER_BYTES = 7_000_000
@@ -48,48 +48,48 @@ $rows
 
 
 def git(*arguments: str, root: Path | None = None) -> str:
-    """What git says. CalledProcessError when it fails."""
+    """The output of a git command. CalledProcessError when it fails."""
     command = ["git", *arguments]
     return subprocess.run(command, cwd=root or ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def source_trees() -> dict[str, str]:
-    """The ids of the trees that the wheels are made of. SystemExit when there are changes that are not committed."""
+    """The ids of the trees that the wheels are built from. SystemExit when there are uncommitted changes."""
     changed = git("status", "--porcelain", "--", *TREES, *_TOOLS)
     if changed:
-        raise SystemExit(f"commit the kernels' sources before releasing wheels of them:\n{changed}")
+        raise SystemExit(f"commit the kernels' sources before releasing wheels built from them:\n{changed}")
     return {name: git("rev-parse", f"HEAD:{name}") for name in TREES}
 
 
 def recorded_trees(folder: Path) -> dict[str, str]:
-    """Those that the wheels in a folder say they were built from. SystemExit when they say none."""
+    """The trees that the wheels in a folder were built from, by its README.md. SystemExit when it names none."""
     trees = dict(re.findall(r"`(\w+)` ([0-9a-f]{40})", (folder / "README.md").read_text()))
     if trees.keys() != set(TREES):
         raise SystemExit(f"{folder / 'README.md'} does not name the git trees that its wheels were built from")
     return trees
 
 
-def _said(wheel: Path) -> dict[str, bytes]:
-    """What a wheel holds and says, but for its version."""
+def _content_without_version(wheel: Path) -> dict[str, bytes]:
+    """The files of a wheel except RECORD, without its version."""
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist() if not name.endswith(".dist-info/RECORD")}
-    said = {}
+    unversioned = {}
     for name, content in files.items():
         folder, _, file = name.rpartition("/")
         if folder.endswith(".dist-info") and file == "METADATA":
             content = re.sub(rb"(?m)^Version: .*$", b"", content, count=1)
-        said[re.sub(r"^[^/]*\.dist-info/", ".dist-info/", name)] = content
-    return said
+        unversioned[re.sub(r"^[^/]*\.dist-info/", ".dist-info/", name)] = content
+    return unversioned
 
 
 def is_the_same(released: Path, built: Path) -> bool:
-    """Whether two wheels are of the same platform and hold and say the same but for their version."""
+    """Whether two wheels are for the same platform and differ in nothing but their version."""
     tags = {path.name.split("-", 2)[2] for path in (released, built)}
-    return len(tags) == 1 and _said(released) == _said(built)
+    return len(tags) == 1 and _content_without_version(released) == _content_without_version(built)
 
 
 def _purposes() -> dict[str, str]:
-    """What a wheel is for, by what its name holds."""
+    """Pattern in the name of a wheel -> what that wheel is for."""
     from .split_wheels import PLATFORMS
 
     hosts = {f"_{HOST}-.*-{platform['wheel_tag']}": platform["system"] for platform in PLATFORMS.values()}
@@ -110,14 +110,14 @@ def _readme(trees: dict[str, str]) -> str:
     return README.substitute(rows="\n".join(rows), trees=named, tools=", ".join(tools))
 
 
-def _take_over(part: str, wheelhouse: Path) -> None:
-    """Replace the wheels of an architecture, or of HOST, by those of csrc/'s version, if there are any."""
+def _replace_wheels(part: str, wheelhouse: Path) -> None:
+    """Replace the wheels of an architecture, or of HOST, with the new ones of csrc/'s version, if there are any."""
     built = [path for path in wheels_of(part, wheelhouse) if path.name.split("-")[1] == kernel_table.version()]
     old = wheels_of(part, WHEELS) if built else []
-    kept = {path: next((other for other in old if is_the_same(other, path)), None) for path in built}
-    for path in set(old) - set(kept.values()):
+    same_wheel = {path: next((other for other in old if is_the_same(other, path)), None) for path in built}
+    for path in set(old) - set(same_wheel.values()):
         path.unlink()
-    for path, same in kept.items():
+    for path, same in same_wheel.items():
         if same is None:
             shutil.copyfile(path, WHEELS / path.name)
 
@@ -127,15 +127,15 @@ def _manifest_line(wheel: Path) -> str:
 
 
 def release(wheelhouse: Path) -> None:
-    """Take over the wheels of the current version from `wheelhouse`. SystemExit when wheels/ would get too big."""
+    """Copy the wheels of the current version from `wheelhouse`. SystemExit when wheels/ would get too big."""
     trees = source_trees()
     WHEELS.mkdir(exist_ok=True)
     for part in (*kernel_table.names(), HOST):
-        _take_over(part, wheelhouse)
+        _replace_wheels(part, wheelhouse)
     wheels = sorted(WHEELS.glob("*.whl"))
     total = sum(path.stat().st_size for path in wheels)
     if total > MAX_FOLDER_BYTES:
-        raise SystemExit(f"wheels/ would have {total / 1e6:.1f} MB, at most {MAX_FOLDER_BYTES / 1e6:.0f} MB are wanted")
+        raise SystemExit(f"wheels/ would have {total / 1e6:.1f} MB; the limit is {MAX_FOLDER_BYTES / 1e6:.0f} MB")
     (WHEELS / "SHA256SUMS").write_text("".join(map(_manifest_line, wheels)))
     (WHEELS / "README.md").write_text(_readme(trees))
     print(f"{len(wheels)} wheels, {total / 1e6:.1f} MB, from {trees}")

@@ -1,10 +1,10 @@
-"""Make the released wheels from those that cibuildwheel has built, one for each CPython.
+"""Make the released wheels from the parts that cibuildwheel has built: one wheel for each CPython.
 
     python -m tools.wheels.split_wheels WHEELHOUSE PART [...]
 
-A part holds the device images of all architectures, and one CPython's host modules for all platforms. Of the parts come
-a wheel for each architecture, with its images, and one for each platform, with the host modules of all CPythons packed
-as one.
+A part holds the device images of all architectures, and one CPython's host modules for all platforms. The parts become
+a wheel for each architecture, with its images, and a wheel for each platform, with the host modules of all CPythons
+packed into one archive.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from . import packed_modules
 from .stage_package import HOST, ROOT, TEMPLATE
 
 PLATFORMS: dict[str, dict[str, str]] = json.loads((TEMPLATE / "platforms.json").read_text())
-# The oldest time that a zip file can state: nothing of a wheel tells when it was made.
+# The oldest time that a zip file can state, so that a wheel does not depend on when it was built.
 _TIME = (1980, 1, 1, 0, 0, 0)
 _FILE_MODE = 0o644 << 16
 _UNIX = 3
@@ -55,19 +55,19 @@ class Part:
         return {file: content for file, content in self.files.items() if file.startswith(f"{name}/")}
 
     def architectures(self) -> list[str]:
-        """Those whose images it holds."""
+        """The architectures whose images it holds."""
         packages = {PurePosixPath(file).parts[0] for file in self.files} - {HOST}
         return sorted(name.removeprefix("comfy_sage2_") for name in packages if name.startswith("comfy_sage2_sm"))
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """What a wheel says of itself, beside its files."""
+    """The metadata of a wheel."""
 
     package: str
     version: str
     summary: str
-    tag: str  # py3-none-any, or of a platform
+    tag: str  # py3-none-any, or a platform's tag
     requirements: tuple[str, ...] = ()
 
     @property
@@ -75,7 +75,7 @@ class Distribution:
         return f"{self.package}-{self.version}-{self.tag}.whl"
 
     def information(self) -> dict[str, bytes]:
-        """The files of its .dist-info folder but for RECORD."""
+        """The files of its .dist-info folder except RECORD."""
         metadata = [
             "Metadata-Version: 2.1",
             f"Name: {self.package.replace('_', '-')}",
@@ -105,7 +105,7 @@ def _record_lines(files: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def write(distribution: Distribution, files: Mapping[str, bytes], out: Path) -> Path:
-    """Write a wheel that is the same for the same files. Images are packed already and stay as they are."""
+    """Write a wheel: equal files give equal bytes. Files that are packed already (.xz) are stored as they are."""
     record = f"{distribution.package}-{distribution.version}.dist-info/RECORD"
     members = {**files, **distribution.information()}
     members[record] = "".join([*_record_lines(members), f"{record},,\n"]).encode()
@@ -120,7 +120,7 @@ def write(distribution: Distribution, files: Mapping[str, bytes], out: Path) -> 
 
 
 def image_files(parts: Sequence[Part], architecture: str) -> dict[str, bytes]:
-    """An architecture's package, which all parts have alike; else ValueError."""
+    """The files of an architecture's package. ValueError unless they are equal in all parts."""
     first, *rest = (part.package(f"comfy_sage2_{architecture}") for part in parts)
     for files in rest:
         differing = sorted(name for name in first.keys() | files.keys() if first.get(name) != files.get(name))
@@ -130,7 +130,7 @@ def image_files(parts: Sequence[Part], architecture: str) -> dict[str, bytes]:
 
 
 def host_files(parts: Sequence[Part], platform: Mapping[str, str]) -> dict[str, bytes]:
-    """The host package of a platform, of the parts' modules for it. ValueError when a part lacks its module."""
+    """The files of a platform's host package, with the module of each part. ValueError when a part lacks its module."""
     files: dict[str, bytes] = {}
     for part in parts:
         module = f"{HOST}/{platform['module'].format(part.interpreter.removeprefix('cp'))}"
@@ -164,7 +164,7 @@ def of_host(platform: Mapping[str, str], version: str) -> Distribution:
 
 
 def check_old_systems(wheel: Path, wheel_tag: str) -> None:
-    """Let auditwheel confirm that the modules load on systems as old as the tag promises, or SystemExit."""
+    """SystemExit unless auditwheel confirms that the modules load on systems as old as the tag promises."""
     answer = subprocess.run(
         [sys.executable, "-m", "auditwheel", "show", str(wheel)], check=True, capture_output=True, text=True
     )
@@ -176,21 +176,21 @@ def check_old_systems(wheel: Path, wheel_tag: str) -> None:
 def make(paths: Sequence[Path], out: Path, versions: Mapping[str, str] | None = None) -> list[Path]:
     """Write all wheels into `out`. ValueError when the parts do not fit together.
 
-    versions: by the start of a wheel's name, "comfy_sage2_sm90" or "comfy_sage2_host"; by default that of csrc/.
+    versions: package ("comfy_sage2_sm90" or "comfy_sage2_host") -> version of its wheels; by default that of csrc/.
     """
     parts = sorted((Part.read(path) for path in paths), key=lambda part: int(part.interpreter.removeprefix("cp")))
     if len({tuple(part.architectures()) for part in parts}) != 1:
         raise ValueError(f"the parts must hold the same architectures, got {[part.name for part in parts]}")
     out.mkdir(parents=True, exist_ok=True)
-    of_package, newest = versions or {}, kernel_table.version()
+    version_of, newest = versions or {}, kernel_table.version()
     wheels = []
     for architecture in parts[0].architectures():
-        version = of_package.get(f"comfy_sage2_{architecture}", newest)
+        version = version_of.get(f"comfy_sage2_{architecture}", newest)
         wheels.append(write(of_images(architecture, version), image_files(parts, architecture), out))
     for platform in PLATFORMS.values():
-        distribution, files = of_host(platform, of_package.get(HOST, newest)), host_files(parts, platform)
+        distribution, files = of_host(platform, version_of.get(HOST, newest)), host_files(parts, platform)
         if "linux" in platform["wheel_tag"]:
-            with tempfile.TemporaryDirectory() as folder:  # auditwheel looks at modules that lie in a wheel as they are
+            with tempfile.TemporaryDirectory() as folder:  # auditwheel finds only modules that are not packed
                 check_old_systems(write(distribution, files, Path(folder)), platform["wheel_tag"])
         wheels.append(write(distribution, packed_modules.pack(HOST, files), out))
     return wheels

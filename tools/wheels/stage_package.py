@@ -46,14 +46,14 @@ def build_info(architecture: kernel_table.Architecture) -> str:
         architecture,
         target=architecture.target(None),
         toolchain=f"NVRTC {tool_version('nvidia-cuda-nvrtc-cu12')}",
-        # NVRTC is of CUDA 12, and images of every 12.x compiler load on every 12.x driver.
+        # This NVRTC belongs to CUDA 12, and images from any 12.x compiler load on any 12.x driver.
         driver=architecture.minimum_driver,
     )
     return json.dumps(info, indent=2) + "\n"
 
 
 def _quoted(define: str) -> str:
-    """A preprocessor definition as an argument in CMake's language."""
+    """A preprocessor definition as an argument of a CMake command."""
     return '"-D' + define.replace('"', '\\"') + '"'
 
 
@@ -68,7 +68,7 @@ def _cmake_description(architectures: Sequence[kernel_table.Architecture]) -> st
 
 
 def cubin_lines(architecture: kernel_table.Architecture) -> list[str]:
-    """The images of an architecture in CMake's language."""
+    """The CMake commands that compile the images of an architecture."""
     assembler = [f"--ptxas-options={option}" for option in architecture.ptxas_options]
     lines = []
     for cubin in architecture.cubins:
@@ -110,7 +110,6 @@ def stage(names: Sequence[str], out: Path) -> Path:
     return out
 
 
-# Where the tree is staged unless another folder is asked for.
 DEFAULT_FOLDER = ROOT / "build" / "packages"
 
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Makes a local stand-in for the manylinux image of cibuildwheel, for a machine that cannot pull the real one:
+# Makes a local stand-in for cibuildwheel's manylinux image, for a machine that cannot pull the real one:
 # Debian with CPython 3.10 to 3.13 of the local pyenv, Debian's CPython 3.14, auditwheel and patchelf. It has no
 # compiler: the wheels are compiled with ziglang and NVRTC, which are build requirements.
 #
@@ -30,7 +30,7 @@ export PIP_ROOT_USER_ACTION=ignore PIP_NO_CACHE_DIR=1
 while read -r tag folder; do "$folder/bin/python3" -m venv "/opt/python/$tag-$tag"; done <<< "$interpreters"
 python3.14 -m venv /opt/python/cp314-cp314
 for python in /opt/python/*/bin/python; do "$python" -m pip install --quiet --upgrade pip build virtualenv; done
-# cibuildwheel asks this one for the image's platform.
+# cibuildwheel runs this CPython to find out the image's platform.
 ln -s cp311-cp311 /opt/python/cp39-cp39
 /opt/python/cp311-cp311/bin/python -m venv /opt/tools
 /opt/tools/bin/pip install --quiet auditwheel patchelf

@@ -2,11 +2,11 @@
 
     python -m tools.wheels.verify_wheels [--only cp312] [--wheels wheels]
 
-Needs what build_wheels.py needs. With --only the host modules of one CPython are rebuilt and compared, in a fifth of
-the time. Exits with 1 when something differs, and names the files that do.
+Needs what build_wheels.py needs. With --only it rebuilds and compares the host modules of one CPython, in a fifth of
+the time. Exits with 1 when something differs, and names the differing files.
 
-wheels/README.md names the git trees that they were built from. Where csrc/ and packages/ are others now, a commit that
-has those trees is checked out beside them and verifies the wheels, which takes a clone with its history.
+wheels/README.md names the git trees that the wheels were built from. When csrc/ or packages/ has changed since, a
+commit with those trees is checked out in a worktree and verifies the wheels. That needs a clone with full history.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .stage_package import ROOT
 from .wheel_folder import WHEELS, wheels_of
 
 _COMMAND = "tools.wheels.verify_wheels"
-# They list what is in the wheel, so they differ when a wheel was built for one CPython only.
+# These files list the content of a wheel, so they differ when it was built for only one CPython.
 _LISTINGS = (".dist-info/WHEEL", ".dist-info/RECORD")
 
 
@@ -36,7 +36,7 @@ def _members(wheel: Path) -> dict[str, bytes]:
 
 
 def difference(released: Path, rebuilt: Path) -> str | None:
-    """How two wheels differ, in words, or None when they are the same bits."""
+    """How two wheels differ, in words, or None when their bytes are equal."""
     if released.read_bytes() == rebuilt.read_bytes():
         return None
     old, new = _members(released), _members(rebuilt)
@@ -56,17 +56,17 @@ def _tag(wheel: Path) -> str:
 
 
 def verify(folder: Path, interpreter: str | None, work: Path) -> bool:
-    """Rebuild the wheels in `folder`, device images included, and say whether they are the same."""
+    """Rebuild the wheels in `folder`, including the device images, and return whether they are the same."""
     released = {(wheel.name.split("-")[0], _tag(wheel)): wheel for wheel in sorted(folder.glob("*.whl"))}
     versions = {name: wheel.name.split("-")[1] for (name, _), wheel in released.items()}
     architectures = [name for name in kernel_table.names() if wheels_of(name, folder)]
     same = True
     for rebuilt in build(architectures, work / "wheelhouse", interpreter, work / "cubin-cache", versions):
-        own = released.pop((rebuilt.name.split("-")[0], _tag(rebuilt)), None)
-        if own is None:
+        original = released.pop((rebuilt.name.split("-")[0], _tag(rebuilt)), None)
+        if original is None:
             reason: str | None = f"{folder} has no such wheel"
         else:
-            reason = (partial_difference if interpreter else difference)(own, rebuilt)
+            reason = (partial_difference if interpreter else difference)(original, rebuilt)
         print(f"{rebuilt.name}: {reason or 'identical'}", flush=True)
         same = same and reason is None
     for wheel in released.values():
@@ -75,9 +75,9 @@ def verify(folder: Path, interpreter: str | None, work: Path) -> bool:
 
 
 def earlier_commit(trees: dict[str, str], root: Path = ROOT) -> str | None:
-    """A commit that has these trees, the newest one, or None where the working tree has them.
+    """The newest commit with these trees, or None when the working tree has them.
 
-    SystemExit where the history has none.
+    SystemExit when the history has no such commit.
     """
 
     def at(commit: str) -> dict[str, str]:
@@ -92,11 +92,11 @@ def earlier_commit(trees: dict[str, str], root: Path = ROOT) -> str | None:
         ):
             return commit
     named = " and ".join(f"{name} {tree}" for name, tree in trees.items())
-    raise SystemExit(f"no commit here has the trees {named}: a clone with its whole history is needed")
+    raise SystemExit(f"no commit here has the trees {named}: this needs a clone with full history")
 
 
 def verify_at(commit: str, arguments: list[str], root: Path = ROOT) -> int:
-    """The exit status of this command at `commit`, in a working tree of its own."""
+    """Run this command at `commit`, in a worktree of its own, and return its exit status."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "release"
         git("worktree", "add", "--detach", str(tree), commit, root=root)

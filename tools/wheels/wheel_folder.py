@@ -9,11 +9,11 @@ HOST = "host"
 
 
 def wheels_of(part: str, folder: Path | None = None) -> list[Path]:
-    """The wheels of an architecture, or of HOST, in a folder; by default in that of the released wheels."""
+    """The wheels of an architecture, or of HOST, in a folder; by default the released ones."""
     return sorted((folder or WHEELS).glob(f"comfy_sage2_{part}-*.whl"))
 
 
 def wheels_for(architecture: str, platform_tag: str, folder: Path | None = None) -> list[Path]:
-    """What an architecture's kernels need on a platform: its images and the host modules."""
+    """The wheels that an architecture's kernels need on a platform: its images and the host modules."""
     wheels = [*wheels_of(architecture, folder), *wheels_of(HOST, folder)]
     return [wheel for wheel in wheels if wheel.stem.endswith(("-any", platform_tag))]

@@ -1,18 +1,18 @@
-// What a node of this pack says: a few words in its title, what to do in a message, and a report's text on the node.
+// Shows the status of this pack's nodes: a badge in the title, advice in a toast, and a report's text on its node.
 import { api } from "../../../scripts/api.js";
 import { app } from "../../../scripts/app.js";
 
 const REPORT = "SageAttention2Report";
-const WIDTH = 420; // of a new node: the report's picture is drawn at half of its size
+const WIDTH = 420; // of a new node: shows the report's picture at half its size
 const COLORS = { good: "#1d6b34", warning: "#8a5300", plain: "#464b55" };
 
 export const isOurs = ({ name }) => name?.startsWith("SageAttention2");
 
-// The classic design draws badges above the title, where another node may lie. This one lies in the title's right end.
+// The classic design draws badges above the title, where another node may lie. This one goes to the title's right end.
 const titleBadge = (options) =>
   new (class extends LGraphBadge {
     getWidth(context) {
-      return this.isDrawn ? super.getWidth(context) : 0; // the other badges stay where they are
+      return this.isDrawn ? super.getWidth(context) : 0; // no width, so that the other badges do not move
     }
     draw(context, x, y) {
       this.isDrawn = true;
@@ -23,13 +23,13 @@ const titleBadge = (options) =>
 
 function addBadge(node) {
   const height = node.size[1];
-  // Neither shown nor saved nor sent. The newer design draws a badge anew when the value of a widget changes.
+  // A hidden widget, neither saved nor sent: the newer design redraws a badge when a widget's value changes.
   const words = node.addWidget("text", "badge", "", () => {}, { hidden: true, serialize: false });
   Object.assign(words, { hidden: true, serialize: false, computeSize: () => [0, -4] });
-  // A node that is muted or bypassed did nothing in the last run.
+  // No text on a muted or bypassed node, which did nothing in the last run.
   const text = () => (node.mode === 0 ? words.value : "");
   node.badges?.push(() => titleBadge({ text: text(), fgColor: "white", bgColor: COLORS[node.sageTone] }));
-  node.setSize([Math.max(node.size[0], WIDTH), height]); // a workflow's file has a size of its own
+  node.setSize([Math.max(node.size[0], WIDTH), height]); // a workflow file sets its own size
 }
 
 function showBadge(node, text, tone) {
@@ -42,7 +42,7 @@ function say(node, detail) {
   app.extensionManager.toast.add({ severity: "warn", summary: node.title, detail, life: 20000 });
 }
 
-// A line about the workflow's file.
+// Shows a line about the workflow file.
 export function notify(node, line) {
   showBadge(node, "saved by another version", "warning");
   node.isNotified = true;
@@ -54,18 +54,18 @@ function showReport(node, text) {
   if (!widget) {
     ({ widget } = app.widgets.STRING(node, "status", ["STRING", { multiline: true }], app));
     (widget.element ?? widget.inputEl).readOnly = true;
-    // What was shown belongs neither to the workflow nor to the prompt.
+    // The shown text belongs neither in the workflow nor in the prompt.
     widget.serialize = widget.options.serialize = false;
     widget.options.getMinHeight = () => 68; // four lines in the classic design
   }
   if (widget.value === text) return;
   widget.value = text;
-  // Only as high as it has to be, and never wider: another node may stand beside it.
+  // Grow in height, only as far as needed, and never in width: another node may stand beside this one.
   node.setSize([node.size[0], Math.max(node.size[1], node.computeSize()[1])]);
 }
 
-// A value of a workflow file that this version does not know is replaced when the node runs; until the user chooses
-// another one the node has the border of a node with an error, which is not stored in the file.
+// When a node runs, it replaces a workflow value that this version does not know. Until the user chooses another value,
+// the node has the border of a node with an error; the workflow file does not store that border.
 const UNKNOWN = "[SA-401]";
 
 function hasUnknownValue(node) {
@@ -81,7 +81,7 @@ function mark(node, text = "") {
   node.setDirtyCanvas(true, true);
 }
 
-// Nodes by the numbers that they have in a prompt: "57:3" is node 3 of the subgraph in node 57.
+// Yields each node with its id in a prompt: "57:3" is node 3 of the subgraph in node 57.
 function* numbered(graph, prefix = "") {
   for (const node of graph.nodes) {
     const number = prefix + node.id;
@@ -92,7 +92,7 @@ function* numbered(graph, prefix = "") {
 
 const rootGraph = () => app.rootGraph ?? app.graph;
 
-// Shows what a node of this graph has said; the node, or undefined.
+// Shows the status of a node in this graph. Returns the node, or undefined when it is not in this graph.
 function show(isNews, { workflow, node: number, type, text, badge, tone }) {
   const graph = rootGraph();
   const node = graph?.id === workflow ? new Map(numbered(graph)).get(number) : undefined;
@@ -103,7 +103,7 @@ function show(isNews, { workflow, node: number, type, text, badge, tone }) {
   return node;
 }
 
-// The server knows what the nodes have said before this page was loaded.
+// The server keeps the statuses from before this page was loaded.
 async function refresh() {
   const graph = rootGraph();
   if (!graph?.id) return;
@@ -114,7 +114,7 @@ async function refresh() {
 app.registerExtension({
   name: "comfy_sage2.node_status",
   setup() {
-    const said = new Set(); // what a run said is not said again while this page is open
+    const said = new Set(); // each text is shown only once while this page is open
     api.addEventListener("comfy_sage2.status", ({ detail }) => {
       const node = show(true, detail);
       if (!node || node.type === REPORT || !detail.text || said.has(detail.text)) return;
@@ -144,7 +144,7 @@ app.registerExtension({
     if (nodeData.name !== REPORT) return;
     nodeType.prototype.onExecuted = function (message) {
       onExecuted?.call(this, message);
-      if (message?.text) showReport(this, message.text.join("\n\n")); // from the cache, in another workflow, too
+      if (message?.text) showReport(this, message.text.join("\n\n")); // also on a cache hit in another workflow
     };
   },
 });

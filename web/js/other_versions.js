@@ -1,9 +1,9 @@
-// Opens files that another version of this pack saved, whose nodes had other inputs. A node keeps the values of the
-// inputs that it still has, found by name, and says in one line what it dropped.
+// Opens workflow files from another version of this pack, whose nodes had other inputs. A node keeps the values of the
+// inputs that it still has, matched by name, and reports the dropped ones in one line.
 import { app } from "../../../scripts/app.js";
 import { isOurs, notify } from "./node_status.js";
 
-// Name -> value of the widgets in a file; undefined where it has another number of values and names none.
+// Widget name -> value in the file; undefined when the file has no names and its values match no list of widgets.
 function namedValues(widgets, { inputs, widgets_values, widgets_values_named: named }) {
   const values = named ?? widgets_values ?? [];
   if (!Array.isArray(values)) return Object(values);
@@ -14,13 +14,13 @@ function namedValues(widgets, { inputs, widgets_values, widgets_values_named: na
 
 const isChoice = ({ options }) => Array.isArray(options?.values);
 
-// A choice that does not exist is shown, and marks the node.
+// An unknown choice counts too: it is shown, and marks the node.
 const isOfType = (value, widget) => isChoice(widget) || typeof value === typeof widget.value;
 
 const fits = (value, widget) =>
   isChoice(widget) ? widget.options.values.includes(value) : isOfType(value, widget);
 
-// The file's values in the order of `widgets`, which hold their defaults still.
+// The file's values in the order of `widgets`, which still hold their defaults.
 function valuesFor(widgets, named, values) {
   return widgets.map((widget, place) => {
     const value = named ? named[widget.name] : values[place];
@@ -29,7 +29,7 @@ function valuesFor(widgets, named, values) {
   });
 }
 
-// Inputs that the node does not have, and those whose value is of another type.
+// Names of the saved inputs that the node lacks, or whose value has another type.
 function droppedInputs(known, widgets, named, inputs) {
   const connected = (inputs ?? []).filter(({ link }) => link != null).map(({ name }) => name);
   const unknown = [...Object.keys(named), ...connected].filter((name) => !known.has(name));
@@ -54,7 +54,7 @@ app.registerExtension({
       else if (!named && saved.widgets_values)
         notify(this, "Saved by another version of this pack. Check the values: the file does not name them.");
     };
-    // The frontend keeps unknown inputs as sockets. Their links can be removed once all nodes are there.
+    // The frontend keeps unknown inputs as sockets. Their links can be removed only once all nodes exist.
     nodeType.prototype.onAfterGraphConfigured = function (...values) {
       onAfterGraphConfigured?.apply(this, values);
       for (let slot = this.inputs.length - 1; slot >= 0; slot--) {

@@ -1,4 +1,4 @@
-// The pack's setting; prestartup_script.py reads it from ComfyUI's settings before the next start.
+// The pack's setting. prestartup_script.py reads it from ComfyUI's settings at the next start.
 import { app } from "../../../scripts/app.js";
 
 app.registerExtension({

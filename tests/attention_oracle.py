@@ -6,7 +6,7 @@ import math
 
 import torch
 
-_MOST_SCORES = 1 << 28  # at once: 2 GiB of them
+_MOST_SCORES = 1 << 28  # held at once: 2 GiB
 
 
 def oracle(
@@ -18,7 +18,7 @@ def oracle(
     is_causal: bool = False,
     attn_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Out and log-sum-exp in float64 for BHND inputs; the mask is bool or additive and broadcasts."""
+    """Output and LSE in float64 for BHND inputs; the mask is bool or additive and broadcasts."""
     q, k, v = q.double(), k.double(), v.double()
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -34,7 +34,7 @@ def oracle(
 def _rows(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, *, is_causal: bool, attn_mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`oracle` of the rows of q from `first` on, which are scaled."""
+    """`oracle` of rows of q that are already scaled; they start at row `first` of the call."""
     scores = q @ k.mT
     if attn_mask is not None and attn_mask.dim() > 1 and attn_mask.shape[-2] != 1:
         attn_mask = attn_mask[..., first : first + q.shape[2], :]
@@ -45,8 +45,8 @@ def _rows(
     if is_causal:
         allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(first)
         scores.masked_fill_(~allowed, -math.inf)
-    # In place: the scores are most of what many tests compute.
-    largest = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).min)  # of a row without keys too
+    # In place, because the scores are most of the work in many tests.
+    largest = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).min)  # finite for rows without keys
     p = scores.sub_(largest).exp_()
     total = p.sum(-1, keepdim=True)
     return p @ v / total.where(total > 0.0, 1.0), (total.log() + largest).squeeze(-1)
@@ -65,18 +65,18 @@ def rmse(out: torch.Tensor, expected: torch.Tensor) -> float:
     return float((out.double() - expected.double()).square().mean().sqrt())
 
 
-# Of attention of normal values: the errors of a row, and of a channel of some sixty rows. A row that is another one's
-# has an error of 1.4; a channel of V that is 5 % off one of 0.05.
+# Mode -> bounds of the error of a row and of a channel of some sixty rows, for Gaussian inputs. A row in the place of
+# another has an error of 1.4; a channel of V that is 5 % off has 0.05.
 WORST = {"8b": (0.15, 0.2), "4b": (1.1, 0.45), "precise": (0.07, 0.04)}
-FEW_ROWS = 30  # whose channels have few numbers to average over
+FEW_ROWS = 30  # in fewer rows, a channel averages over too few numbers
 
 
 def assert_near(
     out: torch.Tensor, expected: torch.Tensor, mode: str, total: float, most_in_row: float | None = None
 ) -> None:
-    """The relative L1 error is at most `total`, and no row or channel hides a large one behind the others.
+    """Assert that the relative L1 error is at most `total`, and that those of each row and channel are within WORST.
 
-    `most_in_row` replaces the bound of a row, where the attention is sharper or flatter than that of normal values.
+    `most_in_row` replaces the bound of a row, for attention that is sharper or flatter than that of Gaussian inputs.
     """
     error, row, channel = relative_l1(out, expected), worst_row(out, expected), worst_channel(out, expected)
     most_row, most_channel = WORST[mode]
@@ -87,15 +87,15 @@ def assert_near(
 
 
 def worst_row(out: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest relative L1 error of a row of (B, H, N, D): one wrong row is lost in a sum over all of them.
+    """The largest relative L1 error of a row of (B, H, N, D); a sum over all rows would hide one wrong row.
 
-    Relative to what its head's rows have on average where that is more, for a row may be near zero.
+    Relative to the row's L1 norm, or to the mean norm of its head's rows if that is larger: a row may be near zero.
     """
     return _worst(out, expected, 3, 2)
 
 
 def worst_channel(out: torch.Tensor, expected: torch.Tensor) -> float:
-    """The same of a channel."""
+    """The same for a channel."""
     return _worst(out, expected, 2, 3)
 
 

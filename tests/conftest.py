@@ -1,7 +1,7 @@
 """Shared by all tests: one seed and one thread.
 
-torch is imported by fixtures alone, here and in unit/conftest.py: the process that hands tests out to others runs none,
-and they begin when it has read these files.
+Only fixtures import torch, here and in unit/conftest.py: the controller of pytest-xdist runs no tests, and the workers
+start after it has read these files.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import pytest
 def one_thread() -> None:
     import torch
 
-    # Calls here are small, and a second thread's waiting costs more than its work saves. One also makes sums and times
-    # those of every machine, whatever its number of cores.
+    # Calls here are small, and a second thread's waiting costs more than its work saves. One thread also makes sums and
+    # times independent of the machine's number of cores.
     torch.set_num_threads(1)
 
 
 def begin_random_numbers(seed: int) -> None:
     import torch
 
-    # Without a GPU torch.manual_seed queues a stack trace for each kind of device, a third of what an empty test takes.
+    # Without a GPU torch.manual_seed queues a stack trace for each kind of device: a third of an empty test's time.
     begin = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
     begin(seed)
 
@@ -36,7 +36,7 @@ def seed() -> None:
 
 @pytest.fixture
 def fresh_seed(seed: None) -> int:
-    """Other random inputs in every run: the seed is printed, and COMFY_SAGE2_TEST_SEED repeats a run."""
+    """New random inputs in every run. The seed is printed; set COMFY_SAGE2_TEST_SEED to it to repeat the run."""
     fresh = int(os.environ.get("COMFY_SAGE2_TEST_SEED") or secrets.randbits(32))
     print(f"COMFY_SAGE2_TEST_SEED={fresh}")
     begin_random_numbers(fresh)

@@ -1,4 +1,4 @@
-"""Few rows in place of the full product of a test's parameters."""
+"""Pairwise coverage: few rows in place of the full product of a test's parameters."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Row = tuple[Hashable, ...]  # a value for each axis
 
 
 def covering(rows: Sequence[Row]) -> list[int]:
-    """Indices of `rows` that between them hold every pair of values of two axes that `rows` holds.
+    """Indices of rows that together have every pair of values of two axes that occurs in `rows`.
 
-    Greedy: each is the row with the most pairs that no earlier choice has.
+    Greedy: each choice is the row with the most pairs that no earlier choice has.
     """
     pairs = [{(i, row[i], j, row[j]) for i, j in combinations(range(len(row)), 2)} for row in rows]
     missing = set[tuple[int, Hashable, int, Hashable]]().union(*pairs)
@@ -28,18 +28,18 @@ def covering(rows: Sequence[Row]) -> list[int]:
 
 
 def deselect_most_of_full_products(config: pytest.Config, items: list[pytest.Item], folder: Path) -> None:
-    """Of the tests in a folder, leave those that hold every pair of values of two parameters."""
+    """Keep just enough of a folder's tests to cover every pair of values of two parameters."""
     here = [item for item in items if folder in item.path.parents]
-    left_out = set(here) - _without_full_products(here)
+    left_out = set(here) - _covering_tests(here)
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 
 
-def _without_full_products(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Those tests that hold every pair of values of two parameters, for each kernel module (`name`) by itself.
+def _covering_tests(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Tests that cover every pair of values of two parameters, separately for each kernel module (`name`).
 
-    Parameters of one decorator count as one. Rows of mode precise in float32 are a table of their own: most tests skip
-    them, and then they hold no pair for others.
+    Parameters of one decorator count as one. Mode precise in float32 has a table of its own: most tests skip it, and a
+    skipped test covers no pair.
     """
     tables: dict[tuple[str, str, bool], list[tuple[pytest.Function, Row]]] = {}
     kept = set[pytest.Item]()
@@ -55,8 +55,8 @@ def _without_full_products(items: list[pytest.Item]) -> set[pytest.Item]:
         tables.setdefault(table, []).append((item, row))
     for tests in tables.values():
         rows = [row for _, row in tests]
-        few = covering(rows) if len(rows[0]) > 2 else range(len(rows))
-        kept.update(tests[index][0] for index in few)
+        chosen = covering(rows) if len(rows[0]) > 2 else range(len(rows))
+        kept.update(tests[index][0] for index in chosen)
     return kept
 
 

@@ -1,4 +1,4 @@
-"""A backend that keeps what it is asked to bind, for tests of who serves a call."""
+"""A backend that records what it binds, for tests of which backend serves a call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from comfy_sage2.options import MODES
 
 
 class FakeBackend(Backend):
-    """A backend for some modes, whose calls give a tensor full of `value`; `bound` are the signatures of its calls."""
+    """A backend for some modes. Its calls return a tensor full of `value`; `bound` has their signatures."""
 
     def __init__(
         self, name: str, modes: tuple[str, ...] = MODES, *, accelerated: bool = True, value: float = 0.0

@@ -1,4 +1,4 @@
-"""Calls on GPUs that are not there."""
+"""Signatures of calls on GPUs that the machine does not have."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def on_gpu(
     mask_dtype: torch.dtype = torch.bool,
     has_block_mask: bool = False,
 ) -> CallSignature:
-    """The signature of a call on a GPU of this capability; on another `device` it has none."""
+    """The signature of a call on a GPU of this capability; without a capability when `device` is no GPU."""
     kind = type("OnGpu", (CallSignature,), {"capability": capability if device.type == "cuda" else None})
 
     def form(shape: tuple[int, ...], dtype: torch.dtype) -> TensorForm:

@@ -1,7 +1,7 @@
-"""A random Wan 2.1 of a few megabytes: its pictures mean nothing, but every host loads and runs it as the real one.
+"""A Wan 2.1 of a few megabytes with random weights: its images are noise, but every host runs it like the real one.
 
-Hosts recognize a checkpoint by its tensor names and shapes, so this table is the whole model. Fixed by the format: text
-width 4096, 256 timestep frequencies, 16 latent channels, 1 x 2 x 2 patches and head_dim 128.
+Hosts recognize a checkpoint by its tensor names and shapes, so this table is the whole model. The format fixes the text
+width (4096), 256 timestep frequencies, 16 latent channels, 1 x 2 x 2 patches and head_dim 128.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def dit_shapes(dim: int = 2 * HEAD_DIM, ffn_dim: int = 512, layers: int = 2) -> 
 def random_weights(
     shapes: Shapes, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float16
 ) -> dict[str, torch.Tensor]:
-    """Weights that keep the variance: ones for norms, small biases, the rest normal over the fan-in."""
+    """Weights that preserve the variance: ones for norms, small biases, the rest Gaussian, scaled by the fan-in."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(shape: tuple[int, ...]) -> torch.Tensor:
@@ -68,6 +68,6 @@ def random_weights(
 
 
 def write_checkpoint(path: Path, shapes: Shapes, seed: int) -> None:
-    """Save random weights of these shapes as safetensors, making the folder when it is missing."""
+    """Save random weights of these shapes as safetensors, and create the folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(random_weights(shapes, seed), path, metadata={"format": "pt"})

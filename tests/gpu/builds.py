@@ -1,11 +1,11 @@
-"""The kernel backends as the tests run them, each on any GPU that its module was built for, and what they are held to.
+"""The kernel backends as the tests run them, each on any GPU that its module was built for, and their error bounds.
 
     python -m tools.build_kernels --arch sm90
     python -m tools.build_kernels --arch sm89 --target sm_90    # likewise sm120 and sm80: mma.sync kernels on Hopper
     PYTHONPATH=build/kernels pytest tests/gpu
 
 Without a development build on the path, the bundled wheels are tested. Compute capability 9.0 emulates mma.sync's INT4
-product bit by bit and keeps full FP32 accumulators in its FP8 product; those of wgmma have 13 mantissa bits.
+product bit by bit and keeps full FP32 accumulators in its FP8 product; accumulators of wgmma have 13 mantissa bits.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ from tools import kernel_table
 
 _TILES = Path(__file__).resolve().parents[2] / "csrc" / "sm90" / "tiles.h"
 
-# Relative L1 error against float64 on Gaussian inputs: what INT8 or INT4 scores and E4M3 values cost. "precise": what
-# INT8 scores cost at any head_dim; the Gaussian of head_dim 128 gives 0.0103.
+# Relative L1 error against float64 on Gaussian inputs, from INT8 or INT4 scores and E4M3 values. "precise": from INT8
+# scores at any head_dim; head_dim 128 gives 0.0103.
 EXACT_BOUND = {"8b": 0.06, "4b": 0.25, "precise": 0.03}
-# Against the reference with the same groups: rounding alone.
+# Against the reference with the same groups, which differs only in rounding.
 REFERENCE_BOUND = 2e-3
-# One P that rounds to the other E4M3 number shows in few rows of output.
+# With few rows of output, a single P that rounds to the other E4M3 number shows.
 REFERENCE_BOUND_OF_FEW_ROWS, FEW_ROWS = 8e-3, 128
-# Of self-attention with a padding mask on Hopper, whose kernels begin with the last key that is shown and not with the
-# last one: the first two steps of 9 round P by other maxima, 0.0038 in the reference where it takes that order.
+# For self-attention with a padding mask on Hopper. Its kernels begin with the last visible key, not with the last key,
+# so the first two of 9 steps round P by other maxima: 0.0038, measured by a reference in that order.
 REFERENCE_BOUND_OF_PADDING = 8e-3
-# P and the output in bf16.
+# With P and the output in bf16.
 REFERENCE_BOUND_OF_BF16 = 5e-3
-# Of one row and of one channel, which a sum over the whole tensor hides: values of another one differ by 1.4. The
-# reference itself differs by up to 0.17 in a row for inputs that differ by 1e-5, where numbers round the other way.
-# Where V of an early key rounds to the next E4M3 number, all rows of a causal call that see few keys differ with it: up
-# to 0.051 in one of 250,000 channels of 100 rows.
+# Bounds for one row and one channel, whose error a sum over the whole tensor hides: a row in the place of another
+# differs by 1.4. The reference itself differs by up to 0.17 in a row for inputs that differ by 1e-5, because numbers
+# round the other way. When V of an early key rounds to the next E4M3 number, it changes all rows of a causal call that
+# see few keys: by up to 0.051 in one of 250,000 channels of 100 rows.
 WORST_ROW, WORST_CHANNEL, LEAST_ROWS, LEAST_CHANNELS = 0.3, 0.1, 64, 16
 # The LSE of a row with few keys moves this much when one P rounds to the next E4M3 number.
 LSE_BOUND = 0.06
 
 
 def backend(name: str) -> KernelBackend:
-    """The backend called `name`, allowed on this GPU when its module was built for it; else a skip that says why."""
+    """The backend `name`, allowed on this GPU. Skips the test, with the reason, if its module was not built for it."""
     reason = loader.reason_unavailable(name)
     if reason is not None:
         pytest.skip(f"{name}: {reason}")
@@ -81,14 +81,14 @@ def module_of(name: str) -> ModuleType:
     return loader.load(name)
 
 
-# What the modules are built for; nothing is loaded when the tests are collected.
+# What the modules are built for, as declared: collecting the tests loads no module.
 DECLARED = tuple(kernel_table.read(kernels.name) for kernels in KERNELS)
 
-# Parametrise a test by `name` and `mode`, or by the product P V too.
+# Parametrize a test by `name` and `mode`, or also by the product P V.
 each_mode = pytest.mark.parametrize(
     ("name", "mode"), [(architecture.name, mode) for architecture in DECLARED for mode in architecture.modes]
 )
-# A module of each family, for what all modules of a family do alike.
+# One module of each family, for tests of what all modules of a family share.
 each_family = pytest.mark.parametrize(
     "name", [architecture.name for architecture in DECLARED if architecture.name in ("sm90", "sm80")]
 )
@@ -103,7 +103,7 @@ each_product = pytest.mark.parametrize(
         if pv_has_accumulator(pv, accumulator)
     ],
 )
-# Where kernels of the same source would only do the same again.
+# For tests that other kernels of the same source would only repeat.
 each_kernel = pytest.mark.parametrize(
     ("name", "mode"),
     [
@@ -117,7 +117,7 @@ each_kernel = pytest.mark.parametrize(
 
 @contextmanager
 def _poisoned_allocations() -> Iterator[None]:
-    """Fresh tensors hold NaN, and 255 in every byte of the workspace: what a kernel forgets to write is seen."""
+    """Fill new tensors with NaN, and the workspace with bytes of 255, to show values that a kernel forgets to write."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
@@ -126,7 +126,7 @@ def _poisoned_allocations() -> Iterator[None]:
 
 
 def options_of(*, rotate: str | bool = False, **choices: Any) -> AttentionOptions:
-    """Options with `rotate` off where a test names none: whether a head gains by it may hang on a rounding."""
+    """Options with `rotate` off unless a test sets it: whether a head gains by it may depend on rounding."""
     if isinstance(rotate, bool):
         rotate = "on" if rotate else "off"
     return AttentionOptions(rotate=rotate, **choices)
@@ -140,7 +140,7 @@ def bound(
     optional: OptionalTensors = NO_TENSORS,
     **choices: Any,
 ) -> BoundCall:
-    """Calls like this one by `backend(name)`, made anew each time: no plan is taken from a cache."""
+    """Bind calls like this one to `backend(name)`, each time anew, without a plan from a cache."""
     chosen = backend(name)
     signature = CallSignature.of(q, k, v, options_of(**choices), optional)
     reason = chosen.reason_against(signature)
@@ -160,7 +160,7 @@ def run(
     rotated_heads: torch.Tensor | None = None,
     **choices: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """One call: tensors in the layout of the choices, a 4-D mask, lists. Returns out and lse as `BoundCall.run`."""
+    """Run one call: tensors in the layout of `choices`, a 4-D mask, lists. Returns out and lse as `BoundCall.run`."""
     backend(name)
     if choices.get("mode") == "precise" and q.dtype == torch.float32:
         pytest.skip("mode precise takes tensors of 16 bits")
@@ -171,7 +171,7 @@ def run(
 
 
 def assert_equal_in_threads(compute: Callable[[int], torch.Tensor]) -> None:
-    """The calls `compute(0)` and `compute(1)`, ten times in two threads with streams of their own, against once."""
+    """Assert that `compute(0)` and `compute(1)` give the same result in ten calls each, in two threads and streams."""
     expected = [compute(index) for index in range(2)]
     torch.cuda.synchronize()
     equal = [False, False]
@@ -201,7 +201,7 @@ def reference(
     block_mask: torch.Tensor | None = None,
     **choices: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The reference with the numerics of these kernels."""
+    """The result of the reference with the numerics of these kernels."""
     call = options_of(**choices)
     same_for_queries = attn_mask is None or attn_mask.shape[2] == 1
     plain = call.mode == "8b" and same_for_queries and block_mask is None and not call.is_causal
@@ -212,7 +212,7 @@ def reference(
 
 
 def numerics(name: str, q: torch.Tensor, call: AttentionOptions, *, kv_length: int, plain: bool) -> ReferenceOptions:
-    """Those of these kernels: groups, steps and their order, the sum of rounded P, the accumulator.
+    """The numerics of these kernels: groups, steps and their order, the sum of rounded P, the accumulator.
 
     plain: as for `_hopper_tile`.
     """
@@ -229,14 +229,14 @@ def numerics(name: str, q: torch.Tensor, call: AttentionOptions, *, kv_length: i
 
 
 def settled(name: str, call: AttentionOptions) -> AttentionOptions:
-    """`call` with the format of P and V that these kernels take for it."""
+    """`call` with the format of P and V that these kernels use for it."""
     return backend(name).settled(CallSignature.minimal(torch.device("cuda"), call)).options
 
 
 def _hopper_tile(head_dim: int, kv_length: int, plain: bool) -> int:
-    """Keys of a step, as KernelTraits in csrc/sm90/kernel_traits.h and csrc/sm90/kernel_choice.h have them.
+    """Keys of a step, as in KernelTraits of csrc/sm90/kernel_traits.h and in csrc/sm90/kernel_choice.h.
 
-    plain: 8b without lists, causal order and masks with a row for each query.
+    plain: 8b without lists, without causal order, and without a mask that has a row for each query.
     """
     tile, wide_tile = _constant("kTileN"), _constant("kWideTileN")
     with_tile, with_wide_tile = (-(-kv_length // keys) * keys for keys in (tile, wide_tile))
@@ -261,7 +261,7 @@ def exact(
     attn_mask: torch.Tensor | None = None,
     block_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `oracle`, of the blocks of a block mask."""
+    """`oracle`, restricted to the blocks of a block mask."""
     if block_mask is not None:
         active = BlockMask(block_mask).to_dense().repeat_interleave(BLOCK_TOKENS, 2).repeat_interleave(BLOCK_TOKENS, 3)
         hidden = ~active[:, :, : q.shape[2], : k.shape[2]]
@@ -283,7 +283,7 @@ def check(
     rotate: str | bool = False,
     **call: Any,
 ) -> None:
-    """Output and LSE of a call (`scale`, `is_causal`, `attn_mask`, `block_mask`) against float64 and the reference."""
+    """Check a call (`scale`, `is_causal`, `attn_mask`, `block_mask`) and its LSE against float64 and the reference."""
     out, lse = run(name, q, k, v, mode=mode, smooth_v=smooth_v, rotate=rotate, return_lse=True, **call)
     wanted, wanted_lse = exact(q, k, v, **call)
     same_groups, same_lse = reference(name, q, k, v, mode=mode, smooth_v=smooth_v, rotate=rotate, **call)
@@ -310,9 +310,9 @@ def check(
 
 
 def worst_along(result: torch.Tensor, wanted: torch.Tensor, axis: int) -> float:
-    """The largest relative L1 difference of what lies along `axis` of (B, H, N, D): 3 for rows, 2 for channels.
+    """The largest relative L1 difference of a row (`axis` 3) or of a channel (`axis` 2) of (B, H, N, D).
 
-    Relative to the mean of the head's where that is more, for one of them may be near zero.
+    Relative to its L1 norm, or to the mean norm in its head if that is larger: a row or channel may be near zero.
     """
     difference = (result.double() - wanted.double()).abs().sum(axis, keepdim=True)
     size = wanted.double().abs().sum(axis, keepdim=True)
@@ -323,7 +323,7 @@ def worst_along(result: torch.Tensor, wanted: torch.Tensor, axis: int) -> float:
 def random_qkv(
     q_shape: tuple[int, ...], kv_shape: tuple[int, ...], dtype: torch.dtype = torch.float16, outliers: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gaussian q, k, v; with `outliers`, channel offsets in Q, K and V as diffusion models have them."""
+    """Gaussian q, k, v; with `outliers`, channel offsets in Q, K and V as in diffusion models."""
     q, k, v = (
         torch.randn(q_shape, device="cuda"),
         torch.randn(kv_shape, device="cuda"),
@@ -337,7 +337,7 @@ def random_qkv(
 
 
 def views_with_nan_between(channels: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gaussian q (2, 2, 200, channels) and k, v (2, 2, 300, channels), views of one tensor that is NaN between them."""
+    """Gaussian q (2, 2, 200, channels) and k, v (2, 2, 300, channels), views of one tensor with NaN between them."""
     whole = torch.full((2, 500, 7, channels + 8), torch.nan, device="cuda", dtype=dtype)
     q, k, v = (
         whole[:, :length, first : first + heads, :channels].transpose(1, 2)

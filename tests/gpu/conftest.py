@@ -1,4 +1,4 @@
-"""What all tests on a GPU share."""
+"""Hooks and fixtures that all tests on a GPU share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from covering import deselect_most_of_full_products
 
 from comfy_sage2.dispatch import plan
 
-# Without a device there is nothing to run, and nothing to tell.
+# Without a device no test is collected, so that none reports a skip.
 collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
 
 
@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def fresh_plans() -> Iterator[None]:
-    """No test takes a plan that another one's kernels, bounds or times led to."""
+    """No test gets a plan that was made for the kernels, bounds or times of another test."""
     plan._plan.cache_clear()
     yield
     plan._plan.cache_clear()

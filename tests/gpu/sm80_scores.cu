@@ -1,5 +1,5 @@
-// The quantization and the integer product of the mma.sync kernels on their own, for one head in the kernels of
-// HEAD_DIM: test_sm80_integer_scores.py compares their results with the reference bit by bit.
+// Only the quantization and the integer product of the mma.sync kernels, for one head and HEAD_DIM:
+// test_sm80_integer_scores.py compares their results with the reference bit by bit.
 #include "sm80/quantize.cuh"
 #include "sm80/scores.cuh"
 

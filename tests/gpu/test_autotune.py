@@ -1,4 +1,4 @@
-"""Measuring a real GPU: what it needs, and that a candidate that becomes twelve times as slow loses."""
+"""Measuring a real GPU: its memory, its random numbers, and that a candidate made twelve times slower loses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_it_needs_little_memory_and_leaves_none() -> None:
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     measured()
-    assert torch.cuda.max_memory_allocated() - before <= 600 * MEBIBYTE  # of the GiB that has to be free
+    assert torch.cuda.max_memory_allocated() - before <= 600 * MEBIBYTE  # of 1 GiB, which must be free
     assert torch.cuda.memory_allocated() <= before  # what an earlier test left may have been freed
 
 

@@ -1,4 +1,4 @@
-"""Block masks in the kernels: against the dense call, the reference and float64, and how such calls are launched."""
+"""Block masks in the kernels, against the dense call, the reference and float64, and the launches of such calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RAGGED = (333, 700)  # 3 blocks of queries and 6 blocks of keys, the last of 77 
 
 
 def lists_of(active: torch.Tensor) -> torch.Tensor:
-    """The lists of active blocks (B, Hq, Tq, Tk), each in an order by chance, with any numbers behind the count."""
+    """The lists of the active blocks (B, Hq, Tq, Tk), each in random order, with random numbers after the entries."""
     count = active.sum(3, keepdim=True)
     order = torch.rand(active.shape, device=active.device).masked_fill(~active, 2).argsort(3)
     anything = torch.randint(-(2**15), 2**15, active.shape, device=active.device)
@@ -51,7 +51,7 @@ def lists_of(active: torch.Tensor) -> torch.Tensor:
 def random_lists(
     q: torch.Tensor, k: torch.Tensor, skipped: float = 0.5, *, batch: int | None = None, heads: int | None = None
 ) -> torch.Tensor:
-    """Lists of blocks by chance, a share `skipped` of them left out; the first block of queries has at least one."""
+    """Random lists of blocks that leave out a share `skipped`; the first query block keeps at least one."""
     shape = (batch or q.shape[0], heads or q.shape[1], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
     active = torch.rand(shape, device="cuda") >= skipped
     active[:, :, 0, 0] = True
@@ -65,7 +65,7 @@ def all_blocks(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 def assert_same_bits(
     name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_mask: torch.Tensor, **call: Any
 ) -> None:
-    """A call with lists against the dense one."""
+    """Assert that a call with lists gives the bits of the dense call."""
     out, lse = run(name, q, k, v, block_mask=block_mask, return_lse=True, **call)
     wanted, wanted_lse = run(name, q, k, v, return_lse=True, **call)
     assert torch.equal(out, wanted) and torch.equal(lse, wanted_lse)
@@ -148,7 +148,7 @@ def test_empty_lists_give_zeros(name: str, mode: str, head_dim: int, is_causal: 
     empty = ~active.any(3).repeat_interleave(128, 2)[:, :, :700]
     assert not out[empty].any() and (lse[empty] == -torch.inf).all()
     most = torch.ones_like(active)
-    most[1, 2, 0, 0] = False  # so that the kernel is the listed one
+    most[1, 2, 0, 0] = False  # so that the kernel for lists runs
     wanted, wanted_lse = run(name, q, k, v + 5, smooth_v=smooth_v, block_mask=lists_of(most), **call)
     assert torch.equal(out[~empty], wanted[~empty]) and torch.equal(lse[~empty], wanted_lse[~empty])
     out, lse = run(name, q, k, v + 5, smooth_v=smooth_v, block_mask=lists_of(torch.zeros_like(active)), **call)
@@ -157,7 +157,7 @@ def test_empty_lists_give_zeros(name: str, mode: str, head_dim: int, is_causal: 
 
 @each_mode
 def test_300000_queries(name: str, mode: str, fresh_seed: int) -> None:
-    """2344 blocks of two heads with 40 blocks each on average, some with none and some with hundreds."""
+    """2344 query blocks in each of two heads, with 40 key blocks on average: some with none, some with hundreds."""
     q, k, v = random_qkv((1, 2, 300_000, 64), (1, 2, 300_000, 64))
     share = torch.rand(1, 2, 2344, 1, device="cuda") ** 4 * 0.1 - 0.001
     blocks = lists_of(torch.rand(1, 2, 2344, 2344, device="cuda") < share)
@@ -202,7 +202,7 @@ def test_any_memory_as_lists_is_harmless(name: str, mode: str, fresh_seed: int) 
 @each_mode
 @each_head_dim
 def test_repeats_of_unequal_work_are_bit_equal(name: str, mode: str, head_dim: int, fresh_seed: int) -> None:
-    """More work blocks than blocks, with 0 to all key blocks each."""
+    """More work tiles than thread blocks, each with 0 to all key blocks."""
     q, k, v = random_qkv((2, 8, 3000, head_dim), (2, 4, 3000, head_dim))
     share = torch.rand(2, 8, 24, 1, device="cuda") * 1.2 - 0.1
     blocks = lists_of(torch.rand(2, 8, 24, 24, device="cuda") < share)
@@ -215,7 +215,7 @@ def test_repeats_of_unequal_work_are_bit_equal(name: str, mode: str, head_dim: i
 @each_mode
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_cuda_graph_follows_its_lists(name: str, mode: str, head_dim: int) -> None:
-    """Also from lists that leave out a block to lists that leave out none, which another kernel may take."""
+    """Also when the lists change to leave out no block, in which case another kernel may serve the call."""
     q, k, v = random_qkv((1, 4, 3000, head_dim), (1, 4, 3000, head_dim))
     blocks = random_lists(q, k)
     run(name, q, k, v, mode=mode, block_mask=blocks)

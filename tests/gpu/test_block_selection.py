@@ -27,8 +27,8 @@ def module(name: str) -> ModuleType:
 def structured(
     shape: tuple[int, int, int, int], dtype: torch.dtype, nats: float = 8.0, *, seed: int = 0
 ) -> torch.Tensor:
-    """Tokens that change slowly along a head, with noise, and an offset that all of them share; Q and K of one seed are
-    near each other where their places are, with scores of about `nats` at a softmax scale of 1 / sqrt(D)."""
+    """Tokens that change slowly along a head, with noise. Q and K of one seed are close where their positions are
+    close, with scores of about `nats` at a softmax scale of 1 / sqrt(D)."""
     length, head_dim = shape[2:]
     generator = torch.Generator(device="cuda").manual_seed(seed)
     frequency = torch.randn(1, 1, head_dim // 2, device="cuda", generator=generator) * 0.01
@@ -40,13 +40,13 @@ def structured(
 def assert_near_reference(
     module: ModuleType, q: torch.Tensor, k: torch.Tensor, scale: float, *, block_means: bool = False
 ) -> None:
-    """Scores of blocks that hold any probability, within what bf16 means cost; the shares of each row add up to 1."""
+    """Scores of blocks with any probability are within the error of bf16 means; the shares of each row add up to 1."""
     scores = block_scores(module, q, k, scale, block_means=block_means)
     assert scores.shape == (*q.shape[:2], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
     assert scores.dtype == torch.float32 and not scores.isnan().any() and scores.min() >= -126
     wanted = reference.block_scores(q.double(), k.double(), scale=scale, block_means=block_means)
     shares = scores.double().exp2()
-    assert (shares.sum(3) - 1).abs().max() < 5e-3  # what bf16 sums cost
+    assert (shares.sum(3) - 1).abs().max() < 5e-3  # the error of bf16 sums
     matters = wanted > -20
     assert (scores.double() - wanted)[matters].abs().max() < 0.1
     assert (shares - wanted.exp2()).abs().sum(3).max() < 0.02
@@ -68,7 +68,7 @@ def test_scores(
 @each_family
 @pytest.mark.parametrize("nats", [1.0, 60.0, 2000.0])
 def test_scores_that_grow_along_the_keys(module: ModuleType, nats: float, fresh_seed: int) -> None:
-    """Each row's base has to be raised, again and again where scores are large."""
+    """The kernel must raise each row's base, again and again where scores are large."""
     direction = torch.randn(128, device="cuda")
     direction /= direction.norm()
     rise = torch.linspace(-1, 1, 5000, device="cuda")[:, None] * direction

@@ -1,4 +1,4 @@
-"""Calls that are computed in parts give the bits of the whole call."""
+"""Calls that are computed in parts give the same bits as the whole call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .builds import assert_equal_in_threads, backend, bound, each_family
 
 pytestmark = pytest.mark.gpu
 
-# The last has more keys than Hopper prepares in one pass: several blocks share the statistics of a head.
+# The last one has more keys than Hopper prepares in one pass: several thread blocks share the statistics of a head.
 SHAPES = [(2, 8, 8, 700, 700, 64), (3, 8, 2, 333, 500, 128), (1, 5, 5, 1500, 300, 128), (5, 8, 8, 200, 2300, 128)]
 
 
@@ -57,14 +57,14 @@ def test_parts_give_the_same_bits(
         made = 0
         workspace = heads * (q_length + 2 * kv_length) * head_dim
         monkeypatch.setattr(launches, "workspace_bound", lambda signature, workspace=workspace: workspace)
-        _plan.cache_clear()  # a plan holds the parts of the bound under which it was made
+        _plan.cache_clear()  # a cached plan keeps the parts of an earlier bound
         out, lse = attention(q, k, v, **choices)
         assert made > 1
         assert torch.equal(out, whole) and torch.equal(lse, whole_lse)
 
 
 def fused(tokens: int, heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k and v (1, N, H, 128) as views of one projection, as models have them."""
+    """q, k and v (1, N, H, 128) as views of one projection, as in models."""
     q, k, v = torch.randn(1, tokens, 3, heads, 128, device="cuda", dtype=torch.bfloat16).unbind(2)
     return q, k, v
 
@@ -76,7 +76,7 @@ def check_without_memory(name: str, seed: int) -> None:
     total = torch.cuda.get_device_properties(0).total_memory
     out = None
     for room, fits in ((72 << 20, True), (2 << 20, False)):
-        call = out = None  # what the call before took is given back before the limit is set
+        call = out = None  # frees the memory of the previous call before the limit is set
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + q.nbytes + room) / total)
@@ -87,17 +87,17 @@ def check_without_memory(name: str, seed: int) -> None:
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
         if fits:
-            assert torch.equal(out, expected)  # which takes memory too
+            assert torch.equal(out, expected)  # outside of the limit: comparing needs memory too
     assert torch.equal(bound(name, q, k, v, layout="BNHD").run(q, k, v)[0], expected)
 
 
 @each_family
 def test_parts_get_smaller_without_memory(name: str, fresh_seed: int) -> None:
-    """The same bits; and torch's error where there is no memory for one head, with the inputs as they were.
+    """The bits stay the same. Without memory for one head, torch raises its error and the inputs do not change.
 
-    In a process of its own: what other tests left in the allocator has room between its blocks.
+    In a process of its own, because memory that other tests left in the allocator has room between its blocks.
     """
-    backend(name)  # skips where it is not built
+    backend(name)  # skips the test if the module is not built for this GPU
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         process.submit(check_without_memory, name, fresh_seed).result()
 

@@ -1,4 +1,4 @@
-"""The module `sageattention` of this pack on a GPU: served by the kernels that it offers."""
+"""The module `sageattention` of this pack on a GPU, where the pack's kernels serve its calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from comfy_sage2.integrations.sageattention import offer, serving, varlen
 
 pytestmark = pytest.mark.gpu
 
-functions: Any = typed  # the result is a tensor, or two
+functions: Any = typed  # the functions return a tensor, or two
 
 
 @pytest.fixture(autouse=True)

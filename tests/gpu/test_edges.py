@@ -1,4 +1,4 @@
-"""The ends of the number formats in the kernels: fp16's largest value, tiny V, K far from its mean, the lowest mask."""
+"""Extreme numbers in the kernels: fp16's largest value, tiny V, Q or K beyond fp16, the lowest mask value."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_largest_half_precision_value_stays_finite(
 @each_mode
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_tiny_channels_of_v(name: str, mode: str, dtype: torch.dtype) -> None:
-    """Zeros beside values whose reciprocal is near to infinity."""
+    """Zeros beside values whose reciprocal is close to overflow."""
     for amax in (1.0e-36, 1.2e-36, 1.3e-36, 1.32e-36, 1.4e-36, 1e-35):
         q, k, v = random_qkv((1, 2, 300, 64), (1, 2, 300, 64), dtype)
         v = (v / v.abs().amax(dim=2, keepdim=True) * amax).to(dtype)
@@ -47,7 +47,7 @@ def test_tiny_channels_of_v(name: str, mode: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("distance", [7e4, 1e6, 1e20])
 @pytest.mark.parametrize("large", ["keys", "queries"])
 def test_values_beyond_half_precision(name: str, mode: str, dtype: torch.dtype, distance: float, large: str) -> None:
-    """Either side of the scores is beyond fp16; the scores have an ordinary size."""
+    """Keys or queries are beyond fp16; the scores have an ordinary size."""
     q, k, v = random_qkv((1, 2, 500, 64), (1, 2, 500, 64), torch.float32)
     factor = distance if large == "keys" else 1 / distance
     q, k, v = ((q + 1) / factor).to(dtype), (k * factor).to(dtype), v.to(dtype)

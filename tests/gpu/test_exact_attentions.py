@@ -1,4 +1,4 @@
-"""Torch's exact attentions against float64, wherever their constraints let a call through."""
+"""torch's exact attentions against float64, for every call that their constraints allow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES = [(4, 4, 256, 256, 64), (4, 4, 197, 333, 128), (4, 2, 130, 130, 64), (3, 
 
 
 def checked(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **choices: Any) -> None:
-    """Compare a call, or skip it with the backend's reason."""
+    """Compare a call with float64, or skip the test with the backend's reason."""
     reason = explain(q, k, v, backend=backend, mode=EXACT, return_lse=True, **choices)[backend]
     if reason is not None:
         pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""How kernels are launched: streams, graphs, threads, offsets past 2^31 elements, repeats, work in parts."""
+"""Launches of kernels: streams, graphs, threads, offsets past 2^31 elements, repeats, work in parts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _fused_projection(tokens: int, heads: int, head_dim: int) -> tuple[torch.Ten
 def _check_rows(
     mode: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
 ) -> None:
-    """Rows at random places and the last ones, against float64."""
+    """Compare random rows and the last ones with float64."""
     tokens = q.shape[2]
     rows = torch.cat((torch.randint(tokens, (100,)), torch.arange(tokens - 100, tokens))).to("cuda")
     wanted, wanted_lse = exact(q[:, :, rows], k, v)
@@ -107,7 +107,7 @@ def _check_rows(
 @pytest.mark.slow
 @each_kernel
 def test_300000_tokens_with_offsets_past_32_bits(name: str, mode: str) -> None:
-    # The last of 60 heads: its last token lies 300,000 * 3 * 60 * 64 = 3.5e9 elements in.
+    # The last of 60 heads: its last token is 300,000 * 3 * 60 * 64 = 3.5e9 elements from the start.
     q, k, v = (tensor[:, -1:] for tensor in _fused_projection(300_000, 60, 64))
     out, lse = run(name, q, k, v, mode=mode, return_lse=True)
     _check_rows(mode, q, k, v, out, lse)
@@ -115,7 +115,7 @@ def test_300000_tokens_with_offsets_past_32_bits(name: str, mode: str) -> None:
 
 @pytest.mark.slow
 def test_300000_tokens_of_60_heads() -> None:
-    """The output and each part of the workspace are larger than 2^31 elements too. 3e15 operations: Hopper only."""
+    """The output and each part of the workspace also exceed 2^31 elements. On Hopper only: it takes 3e15 operations."""
     backend("sm90")
     if torch.cuda.mem_get_info()[0] < 48 << 30:
         pytest.skip("needs 48 GiB of free GPU memory")
@@ -129,9 +129,10 @@ def test_300000_tokens_of_60_heads() -> None:
 @pytest.mark.parametrize("tokens", [75_600, 400_000])
 @pytest.mark.parametrize("name", ["sm90", "sm89"])
 def test_workspace_is_bounded(name: str, tokens: int) -> None:
-    """8b: 3 bytes for 6 of q, k and v in 16 bits, and scales. Precise: 2 on Hopper, which reads V in place, else 4.
+    """Per 6 bytes of q, k and v in 16 bits: 3 and scales in 8b; in precise 2 on Hopper, which reads V in place, else 4.
 
-    4b on top: the means of Q's blocks, and 256 MiB of smooth Q's correction, which for 75,600 tokens would be 7 GB.
+    4b adds the means of Q's blocks, and at most 256 MiB for smooth Q's correction, which for 75,600 tokens would take
+    7 GB.
     """
     backend(name)
     strides = (tokens * 40 * 128, 128, 40 * 128)
@@ -149,7 +150,7 @@ def test_workspace_is_bounded(name: str, tokens: int) -> None:
 
 @pytest.mark.parametrize("name", ["sm90", "sm89"])
 def test_smoothed_queries_in_parts(name: str) -> None:
-    """The correction of 2 * 24 heads with 40,000 keys is larger than its share of the workspace: several launches."""
+    """The correction of 2 * 24 heads with 40,000 keys exceeds its share of the workspace: several launches."""
     q, k, v = random_qkv((2, 24, 5120, 64), (2, 2, 40_000, 64))
     out, lse = run(name, q, k, v, mode="4b", return_lse=True)
     for batch, head in ((0, 0), (0, 23), (1, 0), (1, 23)):

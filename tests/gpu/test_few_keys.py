@@ -1,4 +1,4 @@
-"""Hopper's attention kernels that quantize Q themselves, in calls with few keys and no LSE."""
+"""Hopper's attention kernels that quantize Q themselves: they serve calls with few keys and no LSE."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ each_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], i
 
 
 def both(*inputs: torch.Tensor, **choices: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output of the kernel that quantizes Q, and of the one that a call with an LSE takes behind a pass over Q."""
+    """The output of the kernel that quantizes Q, and that of the kernel after a pass over Q, for calls with an LSE."""
     return run(NAME, *inputs, mode="8b", **choices)[0], run(NAME, *inputs, mode="8b", return_lse=True, **choices)[0]
 
 
@@ -54,7 +54,7 @@ def test_views_of_tensors_that_are_nan_between(dtype: torch.dtype, head_dim: int
     assert relative_l1(out, exact(q, k, v)[0]) <= EXACT_BOUND["8b"]
 
 
-# Of outputs whose exponents are rounded once in place of twice, which a few bits of 8 of the probabilities show.
+# Bound between outputs whose exponents are rounded once and twice, which changes a few of the 8-bit probabilities.
 SAME_STEPS = 1e-3
 
 
@@ -62,7 +62,7 @@ SAME_STEPS = 1e-3
 @each_head_dim
 @pytest.mark.parametrize("lengths", [(130, 77), (200, 512), (333, 700), (129, 2048)], ids=str)
 def test_masks_for_all_queries(dtype: torch.dtype, head_dim: int, lengths: tuple[int, int], fresh_seed: int) -> None:
-    """Of either kind, and of each entry of the batch another one: anywhere, of all keys, and around the middle."""
+    """Bool and additive masks: one batch entry hides random keys, one all keys, and one keys around the middle."""
     queries, keys = lengths
     q, k, v = random_qkv((3, 6, queries, head_dim), (3, 3, keys, head_dim), dtype)
     attends = torch.ones(3, 1, 1, keys, dtype=torch.bool, device="cuda")
@@ -81,12 +81,12 @@ def test_masks_for_all_queries(dtype: torch.dtype, head_dim: int, lengths: tuple
 @pytest.mark.parametrize("head_dim", [40, 64, 128])
 @pytest.mark.parametrize("lengths", [(333, 700), (130, 512), (1000, 1000), (129, 2048), (2048, 2048)], ids=str)
 def test_padding_masks(dtype: torch.dtype, head_dim: int, lengths: tuple[int, int], fresh_seed: int) -> None:
-    """As text encoders pad: whole blocks of keys may be hidden, and each entry of the batch has another length."""
+    """Padding as from text encoders: whole blocks of keys may be hidden, and each batch entry has another length."""
     queries, keys = lengths
     ends = torch.tensor([keys, keys - 1, keys // 2, keys // 5, 385, 384, 449, 129, 128, 65, 64, 1], device="cuda")
     q, k, v = random_qkv((len(ends), 2, queries, head_dim), (len(ends), 1, keys, head_dim), dtype)
     attends = torch.arange(keys, device="cuda") < ends.view(-1, 1, 1, 1)
-    # In self-attention the block on the diagonal comes second: not the same one where one kernel leaves out others.
+    # In self-attention the diagonal block comes second, so the order differs when one kernel leaves out blocks.
     last_block = (keys - 1) // 128 * 128
     same_order = [entry for entry, end in enumerate(ends.tolist()) if queries != keys or end > last_block]
     masks = [attends]
@@ -98,12 +98,12 @@ def test_padding_masks(dtype: torch.dtype, head_dim: int, lengths: tuple[int, in
         for entry in same_order:
             assert relative_l1(out[entry], wanted[entry]) <= SAME_STEPS, ends[entry]
         assert relative_l1(out, exact(q, k, v, attn_mask=mask)[0]) <= EXACT_BOUND["8b"]
-    # Some have other terms, too.
+    # Some entries also have another term, or a hidden key among visible ones.
     mask = torch.zeros(attends.shape, device="cuda").masked_fill(~attends, -torch.inf)
     mask[::2, ..., 0] = torch.randn(1).item()
     mask[1, ..., 3] = -torch.inf
     out, wanted = both(q, k, v, attn_mask=mask)
-    # The other kernel leaves out blocks then, too.
+    # With this mask the other kernel leaves out blocks too.
     for entry in same_order:
         if entry % 2 == 0 or entry == 1:
             assert relative_l1(out[entry], wanted[entry]) <= SAME_STEPS, ends[entry]
@@ -113,7 +113,7 @@ def test_padding_masks(dtype: torch.dtype, head_dim: int, lengths: tuple[int, in
 
 @pytest.mark.parametrize(("batches", "heads"), [(1, 4), (3, 1), (1, 1)], ids=["batches", "heads", "both"])
 def test_queries_that_are_shared(batches: int, heads: int, fresh_seed: int) -> None:
-    """Views of stride 0."""
+    """Views with stride 0."""
     q, k, v = random_qkv((batches, heads, 200, 128), (3, 4, 300, 128), torch.bfloat16)
     out, _ = run(NAME, q.expand(3, 4, 200, 128), k, v, mode="8b")
     assert torch.equal(out, run(NAME, q.expand(3, 4, 200, 128).contiguous(), k, v, mode="8b")[0])

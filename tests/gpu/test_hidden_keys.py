@@ -1,7 +1,7 @@
-"""Masks that hide the last keys from all queries and heads: Hopper leaves their blocks out, of many keys too.
+"""Masks that hide the last keys from all queries and heads. Hopper leaves out their blocks, also with many keys.
 
-Results are held to the reference, by row and by channel: an end that is one key off is less than what 4b rounds, and
-only what rounds alike shows it.
+The tests compare with the reference, by row and by channel: an end that is one key off changes less than 4b's rounding,
+so only a result with the same rounding shows it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ each_mode = pytest.mark.parametrize("mode", MODES)
 def test_each_entry_of_the_batch_ends_elsewhere(
     mode: str, head_dim: int, lengths: tuple[int, int], fresh_seed: int
 ) -> None:
-    """Whole blocks are hidden, all keys but one, or all keys."""
+    """The masks hide whole blocks, all keys but one, or all keys."""
     queries, keys = lengths
     ends = torch.tensor([keys, keys - 1, keys // 2, keys // 3, 193, 192, 129, 128, 65, 64, 1, 0], device="cuda")
     dtype = torch.bfloat16 if head_dim == 64 else torch.float16
     q, k, v = random_qkv((len(ends), 2, queries, head_dim), (len(ends), 1, keys, head_dim), dtype)
     attends = torch.arange(keys, device="cuda") < ends.view(-1, 1, 1, 1)
     some = torch.zeros(attends.shape, device="cuda")
-    some[..., :keys:7] = torch.randn(1).item()  # and other terms than those that hide
+    some[..., :keys:7] = torch.randn(1).item()  # terms that hide no key
     for mask in (attends, torch.zeros_like(some, dtype=dtype), torch.zeros_like(some), some):
         if mask.dtype != torch.bool:
             mask.masked_fill_(~attends, -torch.inf)
@@ -44,7 +44,7 @@ def test_each_entry_of_the_batch_ends_elsewhere(
 @each_mode
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
 def test_the_lowest_number_hides(mode: str, dtype: torch.dtype, fresh_seed: int) -> None:
-    """But where a row has no other: it is a uniform row, as in plain attention."""
+    """Except in a row without any other number: that row is uniform, as in plain attention."""
     keys = 2500
     ends = torch.tensor([keys, 1300, 100, 0], device="cuda")
     q, k, v = random_qkv((4, 2, 300, 128), (4, 2, keys, 128), torch.float16)
@@ -64,7 +64,7 @@ def test_the_lowest_number_hides(mode: str, dtype: torch.dtype, fresh_seed: int)
 def test_what_lies_in_hidden_keys_changes_nothing(
     name: str, mode: str, head_dim: int, keys: int, content: float, rotate: str, fresh_seed: int
 ) -> None:
-    """Whatever they hold, and wherever they are. Precise on Hopper multiplies V as it is."""
+    """Whatever they hold, and wherever they are. V stays finite in precise on Hopper, which multiplies V as it is."""
     q, k, v = random_qkv((3, 2, 300, head_dim), (3, 1, keys, head_dim), torch.bfloat16)
     k, v = k + 1.0, v + 2.0
     attends = torch.arange(keys, device="cuda") < torch.tensor([keys, keys // 2, 70], device="cuda").view(-1, 1, 1, 1)
@@ -85,7 +85,7 @@ def test_what_lies_in_hidden_keys_changes_nothing(
 
 @each_mode_of_all
 def test_hidden_keys_cost_nothing_but_themselves(name: str, mode: str, fresh_seed: int) -> None:
-    """The error is that of the call without them."""
+    """The error equals that of the call without them."""
     q, k, v = random_qkv((1, 8, 1280, 128), (1, 8, 1280, 128), torch.bfloat16)
     k[:, :, 1024:] *= 10
     v[:, :, 1024:] *= 10

@@ -11,7 +11,7 @@ from .builds import each_mode, random_qkv, run
 
 pytestmark = pytest.mark.gpu
 
-QUERIES = 201  # ragged: the rows behind the last one are computed, too, and must not count
+QUERIES = 201  # ragged: rows past the last one are computed too, and must not count
 
 
 def flag(value: int = 0) -> torch.Tensor:
@@ -61,7 +61,7 @@ def test_every_kind_of_call_notes(name: str, mode: str, kind: str) -> None:
 def test_large_numbers_are_no_alarm(name: str, mode: str, dtype: torch.dtype) -> None:
     q, k, _ = random_qkv((1, 2, QUERIES, 64), (1, 2, 403, 64), dtype)
     noted = flag()
-    # Without a scale of V, the sum of P V over 403 keys has to fit into FP32, as in every attention that divides last.
+    # Without a scale of V, the sum of P V over 403 keys must fit into FP32, as in every attention that divides last.
     largest = 60000 if dtype == torch.float16 else 1e38 if mode != "precise" else 1e32
     out, _ = run(name, q, k, torch.full_like(k, largest), mode=mode, nonfinite=noted)
     assert out.isfinite().all() and noted.item() == 0

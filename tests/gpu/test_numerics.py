@@ -1,4 +1,4 @@
-"""All kernels against the reference with the same groups, against float64, and the paper's order of smoothing."""
+"""All kernels against the reference with the same groups, and against float64."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_agrees_with_the_reference(
     wanted, wanted_lse = reference(name, q, k, v, mode=mode, smooth_v=smooth_v, pv_accumulator=accumulator, pv=pv)
     assert relative_l1(out, wanted.to(q.dtype)) <= REFERENCE_BOUND
     assert (lse - wanted_lse).abs().max() < LSE_BOUND
-    # The row sum on the tensor cores cuts off what lies below 13 bits, up to 2^-9 of a sum of many like numbers.
+    # The row sum on the tensor cores drops what lies below 13 bits: up to 2^-9 of a sum of many similar numbers.
     assert (lse - wanted_lse).abs().mean() < 2**-9
 
 

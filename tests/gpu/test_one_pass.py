@@ -1,4 +1,4 @@
-"""Hopper's one pass over K and V of short sequences: around its bounds, against two passes, and in parts of a call."""
+"""Hopper's single pass over K and V of short sequences: at its bounds, against two passes, and in parts of a call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .builds import backend, check, random_qkv, relative_l1, run
 
 pytestmark = pytest.mark.gpu
 
-# The longest kv_length of the one pass, by the head_dim of the kernels, and the tokens of a block's unit
+# head_dim of the kernels -> longest kv_length of the single pass, and the tokens of a thread block's unit
 # (tests/packaging/test_launches.py).
 ONE_PASS = {64: (4096, 256), 128: (2048, 128), 256: (1024, 64)}
 LENGTHS = [
@@ -34,7 +34,7 @@ def test_lengths_around_the_bounds(mode: str, head_dim: int, length: int, fresh_
 @pytest.mark.parametrize("smooth_v", [False, True], ids=["plain_v", "smooth_v"])
 @pytest.mark.parametrize(("head_dim", "length"), LENGTHS[::3])
 def test_two_passes_give_the_same(head_dim: int, length: int, smooth_v: bool, rotate: bool, fresh_seed: int) -> None:
-    """The same numbers in float32 take two passes. Their means may differ in the last bit."""
+    """The same numbers in float32 take two passes, whose means may differ in the last bit."""
     inputs = random_qkv((2, 3, 200, head_dim), (2, 3, length, head_dim), torch.bfloat16, outliers=True)
     choices: dict[str, Any] = {"mode": "8b", "smooth_v": smooth_v, "rotate": rotate, "return_lse": True}
     out, lse = run(NAME, *inputs, **choices)
@@ -59,7 +59,7 @@ def test_a_part_of_the_heads_gives_the_same_bits(mode: str, head_dim: int, lengt
 @each_mode
 @pytest.mark.parametrize("return_lse", [False, True])
 def test_calls_one_after_another_give_the_same_bits(mode: str, return_lse: bool, fresh_seed: int) -> None:
-    """Their launches overlap: each call's inputs are written just before it, and its workspace is the last one's."""
+    """Their launches overlap: a call's inputs are written just before it, and its workspace is the previous call's."""
     backend(NAME)
     originals = [random_qkv((1, 24, 1024, 128), (1, 24, 1024, 128), torch.bfloat16) for _ in range(2)]
     wanted = [run(NAME, *inputs, mode=mode, return_lse=return_lse) for inputs in originals]
@@ -75,10 +75,10 @@ def test_calls_one_after_another_give_the_same_bits(mode: str, return_lse: bool,
         assert not return_lse or torch.equal(lse, wanted[turn % 2][1])
 
 
-@pytest.mark.parametrize("heads", [3, 24])  # with one, PyTorch would take the workspace from its pool for small tensors
+@pytest.mark.parametrize("heads", [3, 24])  # with one, the workspace would be in PyTorch's pool for small tensors
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
 def test_what_the_memory_held_before_does_not_matter(heads: int, masked: bool, fresh_seed: int) -> None:
-    """An attention that starts beside the pass may find there that K and V were prepared long ago."""
+    """Otherwise old memory could tell an attention kernel that starts beside the pass that K and V are prepared."""
     backend(NAME)
     mask = torch.ones(1, 1, 1, 1024, dtype=torch.bool, device="cuda")
     mask[..., 900:] = False
@@ -87,6 +87,6 @@ def test_what_the_memory_held_before_does_not_matter(heads: int, masked: bool, f
         choices: dict[str, Any] = {"mode": "8b", "attn_mask": mask if masked else None}
         wanted, _ = run(NAME, *inputs, return_lse=True, **choices)
         torch.cuda.empty_cache()
-        torch.full((64 << 20,), 127, dtype=torch.uint8, device="cuda")  # let go of at once: the workspace lies there
+        torch.full((64 << 20,), 127, dtype=torch.uint8, device="cuda")  # freed at once: the workspace gets this memory
         out, _ = run(NAME, *inputs, **choices)
         assert torch.equal(out, wanted) if not masked else relative_l1(out, wanted) <= 1e-3

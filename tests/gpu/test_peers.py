@@ -1,4 +1,4 @@
-"""The attentions of other packages as they are installed here: held to float64 as our own calls are."""
+"""The attentions of other packages that are installed here, compared with float64 as our own calls are."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def planned(name: str, tensors: Tensors, optional: OptionalTensors = NO_TENSORS,
 
 
 def inputs(q_length: int, kv_length: int, head_dim: int, dtype: torch.dtype, layout: str) -> Tensors:
-    """q, k and v of 2 x 6 heads in `layout`; parts of larger tensors, as models cut them from one product."""
+    """q, k and v with 2 x 6 heads in `layout`: slices of larger tensors, as models slice one projection."""
 
     def part(length: int) -> torch.Tensor:
         shape = (2, 6, length, head_dim + 16) if layout == "BHND" else (2, length, 6, head_dim + 16)
@@ -56,7 +56,7 @@ def bhnd(tensor: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def assert_close(out: torch.Tensor, exact: torch.Tensor) -> None:
-    """In all, in each row and in each channel of a head."""
+    """The error is small in total, in each row and in each channel of a head."""
     difference, size = (out.double() - exact).abs(), exact.abs()
     assert difference.sum() <= 0.03 * size.sum()
     assert (difference.sum(3) / size.sum(3)).max() <= 0.15
@@ -81,7 +81,7 @@ def test_it_computes_attention(
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kv_length", [200, 1500])
 def test_kitchen_hides_keys(dtype: torch.dtype, kv_length: int, fresh_seed: int) -> None:
-    """A batch that sees nothing gives zeros."""
+    """A batch entry that sees no key gives zeros."""
     available(KITCHEN)
     tensors = inputs(300, kv_length, 128, torch.bfloat16, "BNHD")
     shown = torch.zeros(2, 1, 1, kv_length, dtype=torch.bool, device="cuda")
@@ -114,5 +114,5 @@ def test_broken_values_set_the_flag(peer: str) -> None:
         optional = OptionalTensors(nonfinite=flag)
         out, _ = planned(peer, tensors, optional).run(*tensors, optional)
         assert flag.item() == (0 if out.isfinite().all() else 1)
-        if peer == "sageattention":  # V stays in 16 bits; what becomes of NaN in INT8 is the other package's matter
+        if peer == "sageattention":  # V stays in 16 bits; what NaN becomes in INT8 is up to the other package
             assert flag.item() == expected

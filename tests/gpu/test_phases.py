@@ -1,4 +1,4 @@
-"""Calls in two phases: the bits of the whole call, and the memory of inputs that are let go of in between."""
+"""Calls in two phases: they give the bits of the whole call, and save memory when inputs are freed in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .builds import backend, bound, each_mode, random_qkv
 pytestmark = pytest.mark.gpu
 
 TOKENS, HEADS, HEAD_DIM = 4096, 16, 128  # computed in one part
-ROUNDING = 1 << 20  # bytes, of the allocator
+ROUNDING = 1 << 20  # bytes, by the allocator
 
 
 @each_mode
@@ -28,7 +28,7 @@ ROUNDING = 1 << 20  # bytes, of the allocator
 def test_both_phases_give_the_bits_of_the_whole_call(
     name: str, mode: str, head_dim: int, kind: str, fresh_seed: int
 ) -> None:
-    """What the attention phase does not read is NaN by then."""
+    """Inputs that the attention phase does not read are overwritten with NaN before it."""
     backend(name)
     q, k, v = random_qkv((2, 6, 700, head_dim), (2, 3, 900, head_dim), torch.bfloat16)
     mask = None
@@ -59,7 +59,7 @@ def test_both_phases_give_the_bits_of_the_whole_call(
 def test_a_prefix_mask_gives_the_bits_of_the_whole_call(
     name: str, mode: str, head_dim: int, keys: int, rotate: str, fresh_seed: int
 ) -> None:
-    """Without an LSE, so that few keys have a kernel of their own; some entries have other terms, too."""
+    """Without an LSE, so that few keys use their own kernel; some entries also have terms that hide no key."""
     backend(name)
     for round_ in range(6):
         q, k, v = random_qkv((3, 4, 333, head_dim), (3, 2, keys, head_dim), torch.bfloat16)
@@ -89,7 +89,7 @@ def test_the_attention_phase_sets_the_flag(name: str, mode: str) -> None:
 
 
 def call_in_containers(session: Session, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
-    """The output of a call of `tensors`, which the list lets go of, and the peak of the bytes beyond them."""
+    """The output of a call with `tensors`, and the peak of bytes beyond them. Empties the list to let go of them."""
     device = tensors[0].device
     held = [Container(tensor) for tensor in tensors]
     tensors.clear()
@@ -115,7 +115,7 @@ def test_containers_save_the_memory_of_the_output(mode: str, fresh_seed: int) ->
     session = Session(Dispatcher(settings, expected))
     session.begin_sampling([1.0, 0.0], times_calls=False)
     inputs = [torch.randn(1, TOKENS, HEADS * HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-    call_in_containers(session, list(inputs))  # what is made once
+    call_in_containers(session, list(inputs))  # warm-up: allocates what is kept
     out_of_held, held = call_in_containers(session, list(inputs))
     out, released = call_in_containers(session, inputs)
     session.end_sampling()

@@ -25,7 +25,7 @@ def module(name: str) -> ModuleType:
 def random_call(
     heads: tuple[int, int], lengths: tuple[int, int], head_dim: int, dtype: torch.dtype, batch: int = 2
 ) -> tuple[torch.Tensor, ...]:
-    """q, k with an offset of all tokens, v, an output and an LSE that calls with lists could have given, and a mask."""
+    """q, k with an offset common to all tokens, v, a plausible output and LSE of a call with lists, and a mask."""
     q = torch.randn(batch, heads[0], lengths[0], head_dim, device="cuda", dtype=dtype)
     k, v = (torch.randn(batch, heads[1], lengths[1], head_dim, device="cuda", dtype=dtype) for _ in range(2))
     k += torch.randn(head_dim, device="cuda").to(dtype)

@@ -1,6 +1,6 @@
-"""Mode "precise": rows whose scores grow far beyond those of the keys that come first, and V read where it lies.
+"""Mode "precise": rows whose scores grow far beyond those of the first keys, and V read in place.
 
-What it has in common with the other modes, the tests of every mode ask.
+The tests of every mode cover what it shares with the other modes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ each_head_dim = pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
 
 
 def _rising(q: torch.Tensor, k: torch.Tensor, octaves: float, *, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores that rise by so many octaves in all from the last keys, which the kernel meets first, to the first."""
+    """Scores that rise by `octaves` in total, from the last keys, which the kernel reads first, to the first."""
     scale = q.shape[3] ** -0.5
     rise = torch.arange(k.shape[2], device="cuda").mul(steps).div(k.shape[2], rounding_mode="floor").flip(0)
     q, k = q.clone(), k.clone()
@@ -50,7 +50,7 @@ def test_rows_that_outgrow_their_base(name: str, head_dim: int, dtype: torch.dty
     q, k, v = random_qkv((1, 2, 333, head_dim), (1, 2, 700, head_dim), dtype)
     q, k = _rising(q, k, octaves, steps=steps)
     out, lse = run(name, q, k, v, mode="precise", return_lse=True)
-    # The channel that rises makes the INT8 steps coarse, so that only the reference is near.
+    # The rising channel makes the INT8 steps coarse, so only the reference is close.
     wanted, wanted_lse = reference(name, q, k, v, mode="precise")
     assert relative_l1(out, wanted.to(dtype)) < REFERENCE_BOUND_OF_BF16
     assert (lse - wanted_lse).abs().max() < LSE_BOUND
@@ -60,7 +60,7 @@ def test_rows_that_outgrow_their_base(name: str, head_dim: int, dtype: torch.dty
 @each_dtype
 def test_one_row_of_a_warp_outgrows_its_base(name: str, dtype: torch.dtype) -> None:
     q, k, v = random_qkv((1, 1, 256, 128), (1, 1, 1024, 128), dtype)
-    k[0, 0, 3] = q[0, 0, 77] * 40  # one key that one query waits for
+    k[0, 0, 3] = q[0, 0, 77] * 40  # a key that one query attends to far more
     out, _ = run(name, q, k, v, mode="precise")
     wanted, _ = exact(q, k, v)
     assert relative_l1(out[0, 0, 77], wanted[0, 0, 77]) < 0.02
@@ -81,7 +81,7 @@ def test_values_shared_by_a_stride_of_zero(name: str, form: str, dtype: torch.dt
 @each_dtype
 @each_rotation
 def test_masked_rows_that_outgrow_their_base(name: str, rotate: bool, dtype: torch.dtype) -> None:
-    """An additive mask that rises by 60 from the last keys on, and rows whose last or first keys are all masked."""
+    """An additive mask that rises by 60 from the last key to the first, and rows with the last or first keys masked."""
     for head_dim in (64, 128, 256):
         q, k, v = random_qkv((1, 2, 333, head_dim), (1, 2, 700, head_dim), dtype)
         mask = torch.linspace(30, -30, 700, device="cuda").repeat(1, 1, 333, 1)
@@ -97,5 +97,5 @@ def test_masked_rows_that_outgrow_their_base(name: str, rotate: bool, dtype: tor
 def test_a_bound_on_gaussian_inputs(name: str, rotate: bool, dtype: torch.dtype) -> None:
     q, k, v = random_qkv((1, 8, 4096, 128), (1, 8, 4096, 128), dtype)
     out, _ = run(name, q, k, v, mode="precise", rotate=rotate)
-    # The mma.sync kernels have a scale for four tokens of Q, those of sm90 for each.
+    # The mma.sync kernels have one scale for four tokens of Q, the sm90 kernels one for each token.
     assert relative_l1(out, exact(q, k, v)[0]) <= (0.011 if name == "sm90" else 0.0125)

@@ -1,6 +1,6 @@
-"""Random calls of every kernel module against float64 and the reference: no draw may be wrong, whatever comes together.
+"""Random calls of every kernel module against float64 and the reference: any combination that is drawn must be right.
 
-`pytest tests/gpu/test_random_calls.py -m exhaustive` makes 12,500 calls, 500 of each product P V of each module.
+`pytest tests/gpu/test_random_calls.py -m exhaustive` makes 12,500 calls, 500 for each product P V of each module.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ FEW = 12
 MANY = 500
 HEAD_DIMS = (1, 8, 40, 60, 64, 72, 77, 80, 96, 104, 120, 128, 160, 200, 256)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Few rows of few keys differ more than tensors of a model's size: one P that rounds the other way shows in them, and in
-# few channels all of what rounding a score costs.
+# Small tensors differ more than those of a model: in few rows a single P that rounds the other way shows, and in few
+# channels the whole rounding error of a score.
 EXACT_FACTOR, REFERENCE_BOUND = 2.0, 2e-2
 EXACT_FACTOR_OF_FEW, REFERENCE_BOUND_OF_FEW = 4.0, 6e-2
 FEW_ROWS, FEW_CHANNELS = 16, 8
-# A row with a smaller LSE sees only keys at a mask's lowest number, which these modes leave out: a query of padding, or
-# one whose block list has hidden keys alone.
+# A row with a smaller LSE sees only keys with a mask's lowest number, which these modes leave out: a padding query, or
+# a query whose block list has only hidden keys.
 OF_HIDDEN_KEYS = -1e30
 
 
 def drawn_views(chance: random.Random, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """q, k and v (B, H, N, D), Gaussian with an offset of K, often strided views."""
+    """q, k and v (B, H, N, D), Gaussian, K perhaps with an offset, often strided views."""
     batch, kv_heads, group = chance.choice((1, 2, 3)), chance.choice((1, 2, 3)), chance.choice((1, 1, 2))
     q_length, kv_length = (chance.choice((1, 7, 63, 64, 65, 128, 129, 200, 333, 400, 700)) for _ in range(2))
     head_dim = chance.choice(HEAD_DIMS)

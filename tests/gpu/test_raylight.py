@@ -1,8 +1,8 @@
-"""Raylight's nodes on two GPUs, whose attention this pack serves as `sageattention`, against ComfyUI on one GPU.
+"""Raylight's nodes on two GPUs, with this pack as their `sageattention`, against ComfyUI on one GPU.
 
     COMFYUI_PATH=~/ComfyUI RAYLIGHT_PATH=~/ComfyUI/custom_nodes/raylight pytest tests/gpu/test_raylight.py -rP
 
-with a Python that has the requirements of ComfyUI and Raylight. The model is a Wan 2.1 1.3B with 8 layers, a narrower
+The Python must have the requirements of ComfyUI and Raylight. The model is a Wan 2.1 1.3B with 8 layers, a narrower
 feed-forward and random weights; it samples 480p x 81 frames.
 """
 
@@ -35,15 +35,15 @@ pytestmark = pytest.mark.gpu
 DIM, FFN_DIM, LAYERS = 1536, 4096, 8
 LATENT = (21, 60, 104)  # 32,760 tokens
 CALLS = STEPS * LAYERS * 2  # self- and cross-attention
-# The weights of norm_q and norm_k: with ones a random model attends to all tokens nearly alike.
+# The weights of norm_q and norm_k: with ones, a random model attends to all tokens almost equally.
 SHARPNESS = 1.6
-SECONDS = 90  # at most, for one sampling with all that it starts
+SECONDS = 90  # at most, for one sampling with the processes that it starts
 RAYLIGHT_FULL = "TORCH_FLASH"  # Raylight's default
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """A sampling's latent, its seconds a step on each GPU, and in words who served the calls of each process."""
+    """A sampling's latent, its seconds per step on each GPU, and text lines on who served each process's calls."""
 
     latent: torch.Tensor
     seconds: list[list[float]]
@@ -55,7 +55,7 @@ class Sampled:
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Sampled]:
-    """Samples with an attention, once."""
+    """A function that samples with an attention, once for each attention."""
     if torch.cuda.device_count() < GPUS:
         pytest.skip(f"needs {GPUS} CUDA devices, this machine has {torch.cuda.device_count()}")
     if importlib.util.find_spec(offer.NAME) is not None:
@@ -99,7 +99,7 @@ def write_model(path: Path) -> None:
 
 
 def error(sampled: Sampled, full: Sampled) -> float:
-    """Relative L1."""
+    """The relative L1 error of the latent."""
     return float((sampled.latent.double() - full.latent.double()).abs().sum() / full.latent.double().abs().sum())
 
 

@@ -1,4 +1,4 @@
-"""Copies to the host that nobody waits for until they are read, and the guard's look at its flag through one."""
+"""Copies to the host that wait only when they are read, and the guard, which reads its flag through such a copy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS: dict[str, Any] = {"_inside_attn_wrapper": True, "transformer_options": 
 
 @contextmanager
 def without_waiting() -> Iterator[None]:
-    """Within it whatever waits for the device is an error."""
+    """Make every wait for the device an error."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -57,7 +57,7 @@ def test_values_are_those_where_the_copy_began_and_what_follows_is_not_waited_fo
     device = torch.device("cuda", torch.cuda.current_device())
     values, through = torch.zeros(3, device=device), torch.cuda.Event()
     readback = Readback(3, torch.float32, device)
-    for clocks in (1, CLOCKS):  # the first time loads kernels
+    for clocks in (1, CLOCKS):  # the first round loads kernels
         torch.cuda.synchronize()
         with without_waiting():
             torch.cuda._sleep(clocks)

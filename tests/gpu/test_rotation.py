@@ -1,4 +1,4 @@
-"""Rotated Q and K: the integers themselves, and what the rotation is for. Shapes and masks: test_shapes.py."""
+"""Rotated Q and K: their integers, and the error that rotation saves. test_shapes.py tests shapes and masks."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ each_element = pytest.mark.parametrize(
 
 
 def _exact_qk(head_dim: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Q and K of (1, 1, tokens, head_dim), whose means are exact in float32 in whatever order they are summed.
+    """Q and K (1, 1, tokens, head_dim), whose means are exact in float32 in any order of summation.
 
-    Multiples of 1/256, a power of two of tokens; two groups of channels are large.
+    They are multiples of 1/256, and `tokens` is a power of two; two groups of channels are large.
     """
     q, k = (torch.randn(1, 1, tokens, head_dim).mul(256).round().div(256) for _ in range(2))
     q[..., :4] += 10
@@ -48,13 +48,13 @@ def _workspace_rows(workspace: torch.Tensor, columns: int, tokens: int) -> tuple
 
 
 def _in_order(rows: torch.Tensor) -> torch.Tensor:
-    """Rotated channels as the reference has them: thread l stores its 4l to 4l + 3 of either half next to another."""
+    """Rotated channels in the reference's order: thread l stores 4l to 4l + 3 of both halves side by side."""
     result: torch.Tensor = rows.unflatten(1, (-1, 2, 4)).transpose(1, 2).flatten(1)
     return result
 
 
 def _smoothed(x: torch.Tensor, is_query: bool, mode: str, rotate: bool) -> torch.Tensor:
-    """What is quantized: x (1, 1, tokens, D) after smoothing and rotation."""
+    """The values to quantize: x (1, 1, tokens, D) after smoothing and rotation."""
     if not is_query:
         x, _ = smooth_tokens(x, sampled=SAMPLED_TOKENS)
     elif mode == "4b":
@@ -63,9 +63,9 @@ def _smoothed(x: torch.Tensor, is_query: bool, mode: str, rotate: bool) -> torch
 
 
 def _agree(integers: torch.Tensor, wanted: Quantized, values: torch.Tensor, scale: torch.Tensor) -> bool:
-    """Equal but where the quotient lies so near to a half that its own rounding decides."""
+    """Whether they are equal, except where the quotient is so close to a half that its own rounding decides."""
     quotient = values.double() / scale.double()
-    # The largest of a group is no tie: at 8.5 it is clamped.
+    # The largest value of a group is no tie: at 8.5 it is clamped.
     tie = (((quotient - quotient.floor()) - 0.5).abs() < 1e-5) & (quotient.abs() < quotient.abs().amax() - 1e-3)
     return bool((integers == wanted.values[0, 0])[~tie[0, 0]].all()) and bool(tie.float().mean() < 5e-3)
 
@@ -90,7 +90,7 @@ def test_integers_of_sm90_are_those_of_the_reference(mode: str, rotate: bool, mo
         prepared = prepare(q, k, k, numerics)
         with monkeypatch.context() as patch:
             patch.setattr(torch.Tensor, "new_empty", keep)
-            # With an LSE, so that there is a pass over Q, which leaves its integers in the workspace.
+            # With an LSE the call has a pass over Q, which leaves its integers in the workspace.
             run("sm90", q.half().cuda(), k.half().cuda(), k.half().cuda(), mode=mode, rotate=rotate, return_lse=True)
         (workspace,) = workspaces
         workspaces.clear()
@@ -108,7 +108,7 @@ def test_integers_of_sm90_are_those_of_the_reference(mode: str, rotate: bool, mo
 @each_element
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_outliers_in_every_element_type(name: str, mode: str, head_dim: int, dtype: torch.dtype) -> None:
-    """Four channels of K vary eight times as much as the others: smoothing alone cannot help there."""
+    """Four channels of K vary eight times as much as the others, against which smoothing alone does not help."""
     q, k, v = random_qkv((1, 4, 1024, head_dim), (1, 2, 1024, head_dim), torch.float32)
     k[..., [3, 17, 40, 61]] *= 8
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -119,7 +119,7 @@ def test_outliers_in_every_element_type(name: str, mode: str, head_dim: int, dty
 
 
 def _heads_of_all_kinds(head_dim: int, q_length: int, kv_length: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Q, K and V of four key heads: Gaussian, with loud channels, smooth, and loud when they are rotated."""
+    """Q, K and V with four key heads: Gaussian, with loud channels, smooth, and loud after rotation."""
     q, k, v = random_qkv((2, 8, q_length, head_dim), (2, 4, kv_length, head_dim), torch.float32)
     k[:, 1, :, [1, head_dim // 2]] *= 12
     for tensor, heads in ((q, slice(4, 6)), (k, slice(2, 3))):
@@ -141,9 +141,10 @@ def _heads_of_all_kinds(head_dim: int, q_length: int, kv_length: int, dtype: tor
 def test_auto_rotates_the_heads_that_gain(
     name: str, mode: str, head_dim: int, lengths: tuple[int, int], kind: str, fresh_seed: int
 ) -> None:
-    """Each head has the output that it has with rotate on, or off; where one of them is far better, that one's.
+    """Each head has its output of rotate on or of rotate off; where one is far better, it has that one.
 
-    Bit by bit, but for a row in some thousands, where the attention kernel that rotates Q itself rounds another way.
+    The bits are equal, except in one row of some thousands, where the attention kernel that rotates Q itself rounds
+    differently.
     """
     dtype = torch.bfloat16 if head_dim == 64 else torch.float16
     q, k, v = _heads_of_all_kinds(head_dim, *lengths, dtype)
@@ -174,7 +175,7 @@ def test_auto_rotates_the_heads_that_gain(
             chosen = min(differing, key=differing.__getitem__)
             assert differing[chosen] <= 2, (batch, head, differing)
             assert relative_l1(outs["auto"][batch, head], outs[chosen][batch, head]) < 1e-4
-            if head // 2 in (1, 3) and head_dim not in (40, 96):  # the others may be near to the margin
+            if head // 2 in (1, 3) and head_dim not in (40, 96):  # other heads may be near the margin
                 assert chosen == ("on" if gains[batch, head // 2] else "off"), (batch, head)
 
 
@@ -185,7 +186,7 @@ def test_auto_rotates_the_heads_that_gain(
 def test_rotated_heads_are_given_back_and_taken(
     name: str, mode: str, head_dim: int, lengths: tuple[int, int], kind: str, fresh_seed: int
 ) -> None:
-    """Bit by bit: with what "auto" chose the output is that of "auto"; each head has that of "on", or of "off"."""
+    """With the choice of "auto" the bits are those of "auto"; with any choice each head has those of "on" or "off"."""
     q, k, v = _heads_of_all_kinds(head_dim, *lengths, torch.bfloat16 if head_dim == 64 else torch.float16)
     call: dict[str, Any] = {"mode": mode, "return_lse": kind == "lse", "is_causal": kind == "causal"}
     if kind == "padding":
@@ -203,7 +204,7 @@ def test_rotated_heads_are_given_back_and_taken(
     for batch in range(2):
         for head in range(8):
             wanted = outs[int(flags[batch, head // 2])][batch, head]
-            # The attention kernel that rotates Q itself rounds another way in a row of some thousands.
+            # The attention kernel that rotates Q itself rounds differently in one row of some thousands.
             assert int((out[batch, head] != wanted).any(1).sum()) <= 2, (batch, head)
             assert relative_l1(out[batch, head], wanted) < 1e-4
 
@@ -222,14 +223,14 @@ def test_parts_and_phases_get_their_rotated_heads(
     attend = whole.prequantize(q, k, v, optional)
     assert attend is not None
     out, lse = attend()
-    assert relative_l1(out, wanted) < 1e-4  # Q is quantized elsewhere, and may round another way
+    assert relative_l1(out, wanted) < 1e-4  # another kernel quantizes Q, and may round differently
     assert lse is not None and torch.equal(lse, wanted_lse)
     monkeypatch.setattr(launches, "workspace_bound", lambda signature: 1)
     in_parts = bound(name, q, k, v, optional, mode=mode, rotate="given", return_lse=True)
     out, lse = in_parts.run(q, k, v, optional)
     assert lse is not None and torch.equal(out, wanted) and torch.equal(lse, wanted_lse)
     told = [torch.zeros_like(flags) for _ in range(2)]
-    for heads in told:  # in parts, and at once
+    for heads in told:  # first in parts, then at once
         run(name, q, k, v, mode=mode, rotate="auto", rotated_heads=heads)
         monkeypatch.undo()
     assert torch.equal(*told)

@@ -1,11 +1,11 @@
-"""A few small calls that between them run every kernel, for compute-sanitizer; quick without it, too.
+"""A few small calls that together run every kernel, for compute-sanitizer; also quick without it.
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
         python -m pytest tests/gpu -m sanitizer
     compute-sanitizer --tool racecheck --error-exitcode 1 python -m pytest tests/gpu -m sanitizer
 
-Without PyTorch's caching every tensor is an allocation of its own, so that memcheck sees what lies beside it. Float64
-is computed on the CPU: PyTorch's own kernels would take most of the time under the sanitizer.
+Without PyTorch's caching every tensor is an allocation of its own, so that memcheck sees accesses beside it. The CPU
+computes the float64 results: PyTorch's own kernels would take most of the time under the sanitizer.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def test_small_call(name: str, mode: str, accumulator: str, pv: str, kind: str) 
 
 
 def _small_call(name: str, mode: str, accumulator: str, pv: str, head_dim: int, kind: str, rotate: bool) -> None:
-    # Ragged in both lengths, and more than two key blocks, at head_dim 64 of 192 keys where 8b has such; so few that
-    # Hopper writes over no stage's K scales, of which racecheck misses the order (csrc/DESIGN.md).
+    # Both lengths are ragged, with more than two key blocks, of 192 keys where 8b has them at head_dim 64. The keys are
+    # too few for Hopper to overwrite a stage's K scales: racecheck does not see the order of that (csrc/DESIGN.md).
     wide = head_dim < 64 and mode == "8b" and kind in ("plain", "mask", "padding")
     few = kind.startswith("few keys")
     keys = 250 if few else 570 if wide else 403
@@ -50,7 +50,7 @@ def _small_call(name: str, mode: str, accumulator: str, pv: str, head_dim: int, 
     elif kind == "lists":
         backend(name)
         active = torch.ones(1, 2, blocks_of(201), blocks_of(keys), dtype=torch.bool)
-        active[:, :, 0, 1] = False  # or a dense kernel may serve
+        active[:, :, 0, 1] = False  # else a dense kernel may serve
         blocks = BlockMask.from_dense(active).lists
     wanted, _ = exact(q, k, v, is_causal=kind == "causal", attn_mask=mask, block_mask=blocks)
     out, lse = run(
@@ -66,15 +66,15 @@ def _small_call(name: str, mode: str, accumulator: str, pv: str, head_dim: int, 
 @pytest.mark.parametrize("mode", ["8b", "precise"])
 @pytest.mark.parametrize("head_dim", [40, 256])
 def test_lists_of_many_heads(name: str, mode: str, head_dim: int) -> None:
-    """Hopper's blocks take several work blocks, so that Q's scales and what says which blocks they are is written over.
+    """Hopper's thread blocks take several work tiles each, which overwrites Q's scales and the tiles' places.
 
-    Of other calls that write over scales, racecheck misses the order (csrc/DESIGN.md).
+    racecheck does not see the order of the writes in other calls that overwrite scales (csrc/DESIGN.md).
     """
     backend(name)
     heads, length = 420, 100
     q, k, v = (torch.randn(1, heads, length, head_dim).half() for _ in range(3))
     active = torch.ones(1, heads, 1, 1, dtype=torch.bool)
-    active[:, 0] = False  # or a dense kernel may serve
+    active[:, 0] = False  # else a dense kernel may serve
     blocks = BlockMask.from_dense(active).lists
     wanted, _ = exact(q, k, v, block_mask=blocks)
     out, _ = run(name, q.cuda(), k.cuda(), v.cuda(), mode=mode, block_mask=blocks.cuda())

@@ -1,4 +1,4 @@
-"""The self-test on a GPU: it passes on every module that runs here, and finds a fault put into its images."""
+"""The self-test on a GPU: it passes on every module that runs here, and finds a fault that is put into its images."""
 
 from __future__ import annotations
 

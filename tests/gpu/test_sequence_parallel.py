@@ -23,7 +23,7 @@ from comfy_sage2.integrations.sageattention import offer
 pytestmark = pytest.mark.gpu
 
 ALL_CASES = [(processes, case) for processes in (2, 4) for case in cases(processes)]
-# 2020 tokens a process of four: no multiple of any block.
+# 2020 tokens for each of four processes: not a multiple of any block.
 TOKENS, HEAD_DIM = 8080, 128
 needs_engine = pytest.mark.skipif(importlib.util.find_spec("yunchang") is None, reason=ENGINE_MISSING)
 
@@ -75,7 +75,7 @@ def test_divided_is_as_close_as_undivided(
 
 @pytest.mark.parametrize("case", [case for case in cases(2) if case.sparse is not None], ids=lambda case: case.name)
 def test_sparse_cases_leave_blocks_out(case: Case, backend: str) -> None:
-    """Else the test above would compare dense calls."""
+    """Otherwise the test above would compare dense calls."""
     qkv = case.inputs("cuda", torch.bfloat16, TOKENS, HEAD_DIM)
     dense, exact = replace(case, sparse=None).undivided(qkv, backend), case.exact(qkv)
     assert relative_l1(case.undivided(qkv, backend), exact) > 3 * relative_l1(dense, exact)

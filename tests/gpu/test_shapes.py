@@ -17,7 +17,7 @@ each_rotation = pytest.mark.parametrize("rotate", [False, True], ids=["plain", "
 @each_mode
 @each_rotation
 def test_every_head_dim(name: str, mode: str, rotate: bool) -> None:
-    """Those that no kernel takes are padded."""
+    """A head_dim that no kernel takes is padded."""
     for head_dim in (1, 5, 60, 77, *range(8, 257, 8)):
         check(name, *random_qkv((1, 2, 200, head_dim), (1, 2, 333, head_dim)), mode, rotate=rotate)
 
@@ -46,7 +46,7 @@ def test_causal_with_grouped_heads(name: str, mode: str, rotate: bool) -> None:
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("shape", [(1, 300, 100), (1, 101, 1100), (2, 500, 130)], ids=str)
 def test_causal_calls_of_many_heads(name: str, mode: str, head_dim: int, shape: tuple[int, int, int]) -> None:
-    """Hopper's kernels take the heads in groups, which begin with a round of all multiprocessors."""
+    """Hopper's kernels take the heads in groups. Each group begins with a new round of all multiprocessors."""
     batch, heads, length = shape
     check(name, *random_qkv((batch, heads, length, head_dim), (batch, heads, length, head_dim)), mode, is_causal=True)
 
@@ -61,7 +61,7 @@ def fused_qkv(form: str, head_dim: int) -> tuple[torch.Tensor, tuple[torch.Tenso
 
 
 def check_fused_qkv(name: str, mode: str, head_dim: int, form: str, **options: Any) -> None:
-    """A fused projection in both layouts is near exact attention, and stays as it was."""
+    """With a fused projection in both layouts, the output is near exact attention, and the inputs do not change."""
     fused, (q, k, v) = fused_qkv(form, head_dim)
     before = fused.clone()
     wanted, _ = exact(q, k, v)
@@ -87,7 +87,7 @@ def test_fused_qkv_in_either_layout(name: str, mode: str, rotate: bool, form: st
 def test_channels_that_fill_no_vector_row_of_views(
     name: str, mode: str, rotate: bool, dtype: torch.dtype, channels: int, fresh_seed: int
 ) -> None:
-    """In tensors of tokens, heads and channels with margins, that are NaN, between them."""
+    """In views of one tensor, which has NaN between tokens, heads and channels."""
     q, k, v = views_with_nan_between(channels, dtype)
     k += 3.0
     mask = torch.zeros(2, 1, 1, 300, device="cuda", dtype=dtype)
@@ -99,7 +99,7 @@ def test_channels_that_fill_no_vector_row_of_views(
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_more_work_than_multiprocessors(name: str, mode: str, head_dim: int, is_causal: bool) -> None:
-    """Persistent blocks take several blocks of queries each, in one or in many steps over the keys."""
+    """Persistent thread blocks take several query blocks each, in one or in many steps over the keys."""
     for heads, length in ((16, 1500), (200, 100)):
         shape = (2, heads, length, head_dim)
         check(name, *random_qkv(shape, shape), mode, is_causal=is_causal)
@@ -107,7 +107,7 @@ def test_more_work_than_multiprocessors(name: str, mode: str, head_dim: int, is_
 
 @each_mode
 def test_more_heads_than_a_grid_has_rows(name: str, mode: str) -> None:
-    """Attention over time has a batch of all pixels: beyond the 65535 blocks of a grid's second and third dimension."""
+    """Temporal attention has a batch of all pixels: more than the 65535 blocks of a grid's second or third axis."""
     q, k, v = random_qkv((70_000, 1, 8, 64), (70_000, 1, 8, 64))
     out, _ = run(name, q, k, v, mode=mode)
     assert relative_l1(out, exact(q, k, v)[0]) <= EXACT_BOUND[mode]
@@ -151,7 +151,7 @@ def test_masks(name: str, mode: str, rotate: bool, is_causal: bool) -> None:
 
 
 def mostly_open_masks(batch: int, kv_length: int) -> dict[str, torch.Tensor]:
-    """Masks that are the same for all queries and leave most blocks of keys as they are."""
+    """Masks that are the same for all queries and do not change most blocks of keys."""
     padding = torch.ones(batch, 1, 1, kv_length, dtype=torch.bool, device="cuda")
     padding[0, ..., kv_length * 2 // 3 :] = False
     one_key = torch.ones(1, 1, 1, kv_length, dtype=torch.bool, device="cuda")
@@ -172,7 +172,7 @@ def mostly_open_masks(batch: int, kv_length: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 def test_masks_that_leave_blocks_open(name: str, mode: str, rotate: bool, is_causal: bool) -> None:
     for head_dim in (64, 128, 256):
-        for kv_length in (1000, 1150):  # Hopper takes 128 keys a step at head_dim 64, and 192
+        for kv_length in (1000, 1150):  # at head_dim 64 Hopper takes 128 or 192 keys per step
             q, k, v = random_qkv((2, 4, 333, head_dim), (2, 2, kv_length, head_dim))
             for mask in mostly_open_masks(2, kv_length).values():
                 check(name, q, k, v, mode, rotate=rotate, attn_mask=mask, is_causal=is_causal)

@@ -45,14 +45,14 @@ def random_heads(head_dim: int = 128, heads: int = 4, kv_heads: int = 2) -> Tens
 def in_slices(
     name: str, tensors: Tensors, flag: torch.Tensor, rotated: torch.Tensor | None = None, **choices: Any
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The result; each slice is gone when the next one is made."""
+    """The result of a call in slices; each slice is freed before the next one is made."""
     optional = OptionalTensors(nonfinite=flag, rotated_heads=rotated)
     slices = bound(name, *tensors, optional, **choices_of(name, **choices)).begin_slices(optional)
     assert isinstance(slices, Slices), slices
     for start in range(0, TOKENS, SLICE):
         parts = [tensor[:, :, start : start + SLICE].clone() for tensor in tensors]
         slices.add(*parts)
-        for part in parts:  # enqueued behind what reads it
+        for part in parts:  # enqueued after the kernels that read it
             part.fill_(torch.nan)
         del parts, part
     return slices.attend()
@@ -105,7 +105,7 @@ def test_memory_is_that_of_the_quantized_tensors_and_the_output(name: str) -> No
     before = torch.cuda.memory_allocated()
     out, _ = in_slices(name, (q, k, v), flag)
     torch.cuda.synchronize()
-    assert torch.cuda.max_memory_allocated() - before < 3.0 * out.nbytes  # q, k, v and the output: 4
+    assert torch.cuda.max_memory_allocated() - before < 3.0 * out.nbytes  # q, k, v and the output take 4
 
 
 @each_family

@@ -25,7 +25,7 @@ LENGTH = 256
 
 
 class _Module:
-    """A cubin in the current context, through the driver API."""
+    """A cubin loaded into the current context through the driver API."""
 
     def __init__(self, image: bytes) -> None:
         self._driver = ctypes.CDLL("libcuda.so.1")
@@ -86,7 +86,7 @@ def test_scores_are_those_of_the_reference(
     # On the CPU, because PyTorch on CUDA divides by a constant inexactly.
     q, k = torch.randn(2, 1, 1, LENGTH, head_dim).unbind()
     if mode == "4b":
-        # Multiples of 1/16 with a power of two of tokens: Q's means are exact in whatever order they are summed.
+        # Multiples of 1/16, and the number of tokens is a power of two: Q's means are exact in any order of summation.
         q = q.mul(64).round().div(16)
     q[..., :6] += 10
     k[..., 2:8] -= 20
@@ -110,7 +110,7 @@ def test_scores_are_those_of_the_reference(
     scores = torch.full((LENGTH, LENGTH), -1, dtype=torch.int32, device="cuda")
     module.launch("scores", (LENGTH // 16, LENGTH // 64), 32, q_tiles, k_tiles, scores, LENGTH)
     assert torch.equal(scores.cpu(), wanted)
-    # The scales of Q lie first, one for each token in 4 bits and one for each group of each block of 128 in 8 bits.
+    # Q's scales come first: in 4 bits one per token, in 8 bits one per group in each block of 128.
     stored = scales[: LENGTH if mode == "4b" else LENGTH // 4].cpu()
     of_tokens = prepared.q.scale[0, 0, :, 0] * math.log2(math.e)
     expected = of_tokens if mode == "4b" else of_tokens.view(-1, 4, 8)[:, 0].flatten()

@@ -1,4 +1,4 @@
-"""The node's `sparse` on a GPU: which steps skip blocks, and that too few to save time are all computed."""
+"""The node's `sparse` on a GPU: which steps skip blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def few_heads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def focused() -> list[torch.Tensor]:
-    """q, k and v, (1, N, H * D), of queries that attend to their own block: by 25 octaves more than to others."""
+    """q, k and v (1, N, H * D), whose queries attend to their own block by 25 octaves more than to others."""
     directions = torch.linalg.qr(torch.randn(HEAD_DIM, HEAD_DIM, device="cuda"))[0]
     keys = 14.0 * directions[:BLOCKS].repeat_interleave(128, dim=0)
     noise = torch.randn(3, 128 * BLOCKS, HEAD_DIM, device="cuda")
@@ -37,7 +37,7 @@ def focused() -> list[torch.Tensor]:
 
 
 def sparse_session(mode: str) -> tuple[Session, str]:
-    """A session at *light*, and the name of the kernels that serve it; a skip where there are none."""
+    """A session at *light*, and the name of the kernels that serve it; skips the test when there are none."""
     settings = Settings(mode=mode, sparse="light", when=ALWAYS, rotate="off")
     expected = probe(torch.device("cuda", torch.cuda.current_device()), settings)
     if expected.backend is None:
@@ -46,7 +46,7 @@ def sparse_session(mode: str) -> tuple[Session, str]:
 
 
 def unused(*_arguments: Any, **_options: Any) -> torch.Tensor:
-    """ComfyUI's own attention, in a session that computes each call."""
+    """A stand-in for ComfyUI's own attention, for a session that serves every call."""
     raise AssertionError("a call went to ComfyUI's own attention")
 
 

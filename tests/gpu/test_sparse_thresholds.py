@@ -1,4 +1,4 @@
-"""The measured errors of left out blocks, of which a GPU computes each by fused attention, against float64."""
+"""The measured errors of skipped blocks, which a GPU computes with fused attention, against float64."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_errors(
     dtype: torch.dtype, q_heads: int, kv_heads: int, length: int, head_dim: int, token_major: bool, fresh_seed: int
 ) -> None:
     q, k, v = (torch.randn(2, heads, length, head_dim, device="cuda") for heads in (q_heads, kv_heads, kv_heads))
-    k[:, 0, :300] += 2.0 * q[:, 0, :1]  # a head that attends to few of its keys, and others that attend to all
+    k[:, 0, :300] += 2.0 * q[:, 0, :1]  # the first head attends to few of its keys, the others to all
     if token_major:
         q, k, v = (tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (q, k, v))
     q, k, v = (tensor.to(dtype) for tensor in (q, k, v))
@@ -50,13 +50,13 @@ def test_errors(
         out, lse = oracle(q, k, v, attn_mask=tokens)
         for lost in measured[..., place]:
             expected = (of_rows(out) - exact).norm(dim=(2, 3)) / exact.norm(dim=(2, 3))
-            # Rounding to 16 bits changes what is measured by less than a hundredth.
+            # Rounding to 16 bits changes the measured errors by less than a hundredth.
             torch.testing.assert_close(lost.double(), expected, rtol=2e-2, atol=4e-3)
             add_pooled_tail_(q.double(), k.double(), v.double(), out, lse, active, scale=scale)
 
 
 def near(seed: int, shape: tuple[int, int, int, int], kv_heads: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """q, k and v, token-major in memory, of heads that attend from sharply to widely around their own places."""
+    """q, k and v, token-major in memory; the heads attend more or less sharply around their own positions."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     batch, heads, length, head_dim = shape
     turns = torch.linspace(0, 40, length, device="cuda")[:, None] * torch.rand(1, head_dim, device="cuda")
@@ -107,7 +107,7 @@ def test_kernels_choose_as_plain_pytorch_does(
     monkeypatch.setattr(row_kernels, "module_for", lambda inputs: None)
     wanted = choose(inputs, scores.clone(), level, sample=7, compared=compared)
     assert choice.compared_errors is not None and wanted.compared_errors is not None
-    # The rows that are unlike may be others, where two differ as much.
+    # Both ways sample rows that are unlike the others, and may pick different ones when two are equally unlike.
     torch.testing.assert_close(choice.compared_errors, wanted.compared_errors, rtol=3e-2, atol=1e-3)
     torch.testing.assert_close(error, choice.compared_errors)
     same = (choice.blocks.active() == wanted.blocks.active()).flatten(2).all(dim=2)
@@ -115,7 +115,7 @@ def test_kernels_choose_as_plain_pytorch_does(
         assert choice.blocks.by_tail is not None and wanted.blocks.by_tail is not None
         same &= choice.blocks.by_tail == wanted.blocks.by_tail
     unlike, heads = int((~same).sum()), same.numel()
-    assert unlike <= (max(heads // 4, 1) if level.share is None else 0)  # those near their bound may have the next cut
+    assert unlike <= (max(heads // 4, 1) if level.share is None else 0)  # heads near their bound may get the next cut
     torch.testing.assert_close(choice.errors[same], wanted.errors[same], rtol=3e-2, atol=1e-3)
 
 

@@ -167,10 +167,10 @@ def _kernels(sections: dict[str, _Section]) -> dict[str, Kernel]:
     }
     kernels = {}
     for kernel in names:
-        own = attributes.get(kernel, {})
-        if _REGISTERS not in own:
+        kernel_attributes = attributes.get(kernel, {})
+        if _REGISTERS not in kernel_attributes:
             raise ValueError(f"a damaged device image: the number of registers of {kernel} is missing")
-        parts: dict[str, Part] = {f"attribute 0x{number:02x}": value for number, value in own.items()}
+        parts: dict[str, Part] = {f"attribute 0x{number:02x}": value for number, value in kernel_attributes.items()}
         parts |= {
             section.name.removesuffix(f".{kernel}"): _part(section, symbols)
             for section in sections.values()
@@ -178,7 +178,7 @@ def _kernels(sections: dict[str, _Section]) -> dict[str, Kernel]:
         }
         parts |= {f"common {name}": content for name, content in shared.items()}
         barriers = sections[_TEXT + kernel].flags >> _BARRIERS_SHIFT & _BARRIERS_MASK
-        kernels[kernel] = Kernel(int.from_bytes(own[_REGISTERS], "little"), barriers, parts)
+        kernels[kernel] = Kernel(int.from_bytes(kernel_attributes[_REGISTERS], "little"), barriers, parts)
     return kernels
 
 

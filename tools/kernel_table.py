@@ -133,8 +133,8 @@ def read(architecture: str) -> Architecture:
     cubins = []
     for name, cubin in (family["cubins"] | entry.get("cubins", {})).items():
         _check_keys(cubin, _CUBIN_KEYS, f"the cubin {name}", frozenset({"defines", "targets"}))
-        own, targets = _defines(cubin.get("defines", {})), tuple(cubin.get("targets", {}).items())
-        cubins.append(Cubin(cubin["source"], name, (*own, *defines), targets))
+        cubin_defines, targets = _defines(cubin.get("defines", {})), tuple(cubin.get("targets", {}).items())
+        cubins.append(Cubin(cubin["source"], name, (*cubin_defines, *defines), targets))
     return Architecture(
         name=architecture,
         family=entry["family"],

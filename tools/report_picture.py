@@ -66,8 +66,8 @@ class Block(nn.Module):
             normed = F.layer_norm(x, x.shape[-1:])
             source = normed if context is None else context
             x = x + out(attend(_normed(q(normed)), _normed(k(source)), v(source)))
-        done: torch.Tensor = x + self.ffn(F.layer_norm(x, x.shape[-1:]))
-        return done
+        result: torch.Tensor = x + self.ffn(F.layer_norm(x, x.shape[-1:]))
+        return result
 
 
 def _normed(x: torch.Tensor) -> torch.Tensor:

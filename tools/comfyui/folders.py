@@ -22,12 +22,12 @@ OLDEST_FOR_DEMO = (0, 8)  # earlier versions load only VAEs of Wan's full width
 
 def comfyui_folders() -> list[Path]:
     """The folders that hold a ComfyUI; raises SystemExit when COMFYUI_PATH names one that does not."""
-    named = [Path(part).expanduser() for part in os.environ.get("COMFYUI_PATH", "").split(os.pathsep) if part]
-    for path in named:
+    from_variable = [Path(part).expanduser() for part in os.environ.get("COMFYUI_PATH", "").split(os.pathsep) if part]
+    for path in from_variable:
         if not (path / "main.py").is_file():
             raise SystemExit(f"COMFYUI_PATH names {path}, but there is no main.py: name the folder that holds it")
     usual = [Path.home() / name for name in USUAL]
-    for folders in (named, usual, sorted(BUILD.glob("ComfyUI-v*"))):
+    for folders in (from_variable, usual, sorted(BUILD.glob("ComfyUI-v*"))):
         present = [path.absolute() for path in dict.fromkeys(folders) if (path / "main.py").is_file()]
         if present:
             return present
@@ -44,11 +44,11 @@ def comfyui_folder(text: str) -> Path:
 
 def comfyui_version(root: Path) -> tuple[int, ...]:
     """The version of the ComfyUI at `root`, for ordering. SystemExit when it states none."""
-    stated = root / "comfyui_version.py"
-    text = stated.read_text(encoding="utf-8") if stated.is_file() else ""
+    version_file = root / "comfyui_version.py"
+    text = version_file.read_text(encoding="utf-8") if version_file.is_file() else ""
     version = re.search(r'__version__\s*=\s*"([\d.]+)', text)
     if version is None:
-        raise SystemExit(f"{stated} states no version: is {root} the folder of ComfyUI 0.3 or newer?")
+        raise SystemExit(f"{version_file} states no version: is {root} the folder of ComfyUI 0.3 or newer?")
     return tuple(int(part) for part in version[1].strip(".").split("."))
 
 

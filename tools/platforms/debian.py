@@ -32,9 +32,9 @@ Acquire::Languages "none";
 
 def _mirror() -> str:
     """The Debian mirror named by MIRROR, else the one in apt's settings."""
-    named = os.environ.get(MIRROR)
-    if named:
-        return named
+    mirror = os.environ.get(MIRROR)
+    if mirror:
+        return mirror
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI)"]
     answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     for address in answer.splitlines():

@@ -103,13 +103,13 @@ def _carrier(version: str, folder: Path) -> Path:
 
 
 def _unpack_libraries(wheel: Path, number: str, out: Path) -> None:
-    own = (f"python{number}.dll", "vcruntime140.dll", "vcruntime140_1.dll")
+    runtime_libraries = (f"python{number}.dll", "vcruntime140.dll", "vcruntime140_1.dll")
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.namelist():
             folder, _, name = member.rpartition("/")
             if folder != "deploy_libs" or name.startswith(_LEFT_OUT_LIBRARIES) or f".cp{number}t-" in name:
                 continue
-            if name.lower() in own:
+            if name.lower() in runtime_libraries:
                 (out / name.lower()).write_bytes(archive.read(member))
             elif name.endswith(".pyd") or name.startswith(("libffi", "libcrypto", "libssl", "sqlite3")):
                 (out / "DLLs" / name).write_bytes(archive.read(member))
@@ -159,14 +159,14 @@ def system_folder(folder: Path = FOLDER) -> Path:
 def interpreter(version: str, folder: Path = FOLDER) -> ForeignPython | None:
     """The CPython of this version, one of VERSIONS; None when there is no standard library for it."""
     folder = folder.resolve()
-    made = folder / f"windows-{version}"
+    installed = folder / f"windows-{version}"
     folder.mkdir(parents=True, exist_ok=True)
-    if not made.exists():
+    if not installed.exists():
         library = standard_library(version, folder)
         if library is None:
             return None
         partial = folder / f".windows-{version}"
         shutil.rmtree(partial, ignore_errors=True)
         _assemble(version, library, partial, folder)
-        partial.rename(made)
-    return ForeignPython(PLATFORM, version, (*wine_command(), str(made / "python.exe")), wine_environment(folder))
+        partial.rename(installed)
+    return ForeignPython(PLATFORM, version, (*wine_command(), str(installed / "python.exe")), wine_environment(folder))

@@ -134,11 +134,11 @@ def host_files(parts: Sequence[Part], platform: Mapping[str, str]) -> dict[str, 
     files: dict[str, bytes] = {}
     for part in parts:
         module = f"{HOST}/{platform['module'].format(part.interpreter.removeprefix('cp'))}"
-        own = part.package(HOST)
-        if module not in own:
+        package_files = part.package(HOST)
+        if module not in package_files:
             raise ValueError(f"{part.name} lacks {module}")
-        files[module] = own[module]
-        for name, content in own.items():
+        files[module] = package_files[module]
+        for name, content in package_files.items():
             if not name.endswith(packed_modules.MODULES) and files.setdefault(name, content) != content:
                 raise ValueError(f"{name} differs between the CPythons")
     return files

@@ -82,10 +82,10 @@ def attention(
     optional = OptionalTensors.of(attn_mask, block_mask, nonfinite, rotated_heads)
     if backend is not None and not isinstance(backend, str):
         registry.get(backend)  # raises here, as neither the plan cache nor an operator takes such a value
-    wanted = None if sparse is None else Sparse.of(sparse)
-    if wanted is not None:
+    selection = None if sparse is None else Sparse.of(sparse)
+    if selection is not None:
         chosen = options if type(options) is AttentionOptions and not choices else _options(options, choices)
-        blocks = wanted.blocks(q, k, v, chosen, optional)
+        blocks = selection.blocks(q, k, v, chosen, optional)
         if blocks is not None and blocks.tail_lists is not None:
             return _with_tail(q, k, v, blocks, backend, optional, chosen)
         if blocks is not None:
@@ -98,10 +98,10 @@ def attention(
     signature = CallSignature.of(q, k, v, chosen, optional, routing)
     if optional is not NO_TENSORS:
         check_flags(optional, q.device)
-    decided = plan(signature)
-    if isinstance(decided, Refusal):
-        decided.throw()
-    out, lse = decided.run(q, k, v, optional)
+    planned = plan(signature)
+    if isinstance(planned, Refusal):
+        planned.throw()
+    out, lse = planned.run(q, k, v, optional)
     return out if lse is None else (out, lse)
 
 

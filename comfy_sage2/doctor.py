@@ -35,7 +35,7 @@ _WRONG_CHOICE = "[SA-601]"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an ordinary call would get: accelerated backend -> None if it can run, else why not, in order."""
+    """Accelerated backend -> None if it can run an ordinary call, else why not, in order of preference."""
 
     device: str
     mode: str
@@ -94,7 +94,7 @@ def _self_test_lines() -> Iterator[str]:
 
 
 def _guarded(probe: Callable[..., str], *arguments: object) -> str:
-    """The answer of a probe, or its error: one probe that fails must not hide the rest."""
+    """The result of a probe or its error, because a probe that fails must not hide the rest."""
     try:
         return probe(*arguments)
     except (OSError, RuntimeError, AttributeError, AssertionError, ImportError, ValueError) as error:
@@ -130,12 +130,12 @@ def _machine_lines() -> Iterator[str]:
 
 def _verdict_lines(verdicts: list[Verdict]) -> Iterator[str]:
     """The backend of each mode on one device. Modes with the same verdict share a line."""
-    alike: dict[tuple[tuple[str, str | None], ...], list[Verdict]] = {}
+    by_reasons: dict[tuple[tuple[str, str | None], ...], list[Verdict]] = {}
     for verdict in verdicts:
-        alike.setdefault(tuple(verdict.reasons.items()), []).append(verdict)
-    for same in alike.values():
-        first = same[0]
-        modes = ", ".join(verdict.mode for verdict in same)
+        by_reasons.setdefault(tuple(verdict.reasons.items()), []).append(verdict)
+    for group in by_reasons.values():
+        first = group[0]
+        modes = ", ".join(verdict.mode for verdict in group)
         yield _line(f"{first.device}, {modes}", first.chosen or "no kernel: the nodes leave the model as it is")
         by_reason: dict[str, list[str]] = {}
         for name, reason in first.reasons.items():
@@ -158,16 +158,17 @@ def _cause(device: str, verdicts: list[Verdict]) -> str:
 def conclusion(verdicts: list[Verdict]) -> str:
     parts = []
     for device in dict.fromkeys(verdict.device for verdict in verdicts):
-        own = [verdict for verdict in verdicts if verdict.device == device]
+        on_device = [verdict for verdict in verdicts if verdict.device == device]
         modes_by_kernel: dict[str, list[str]] = {}
-        for verdict in own:
+        for verdict in on_device:
             if verdict.chosen is not None:
                 modes_by_kernel.setdefault(verdict.chosen, []).append(verdict.mode)
         parts += [f"{kernel} runs {', '.join(modes)} on {device}" for kernel, modes in modes_by_kernel.items()]
         if not modes_by_kernel:
             where = "this machine" if device == "cpu" else device
             parts.append(
-                f"no kernel runs on {where}, so models on it keep ComfyUI's own attention. Cause: {_cause(device, own)}"
+                f"no kernel runs on {where}, so models on it keep ComfyUI's own attention. "
+                f"Cause: {_cause(device, on_device)}"
             )
     return f"verdict: {'; '.join(parts)}"
 

@@ -48,8 +48,8 @@ def with_mode(signature: CallSignature) -> CallSignature:
     options = signature.options
     if options.mode != AUTO:
         return signature
-    decided = auto_mode(options, signature.device, signature.dtype, signature.head_dim)
-    return signature._replace(options=replace(options, mode=decided.mode))
+    chosen = auto_mode(options, signature.device, signature.dtype, signature.head_dim)
+    return signature._replace(options=replace(options, mode=chosen.mode))
 
 
 def _of_times(choices: TunedChoices, head_dim: int, options: AttentionOptions) -> AutoMode:

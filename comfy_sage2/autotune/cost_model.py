@@ -214,12 +214,12 @@ class TunedChoices:
             works = [(candidate, self.long_call(head_dim)) for head_dim in self.head_dims]
             if (candidate.mode, candidate.rotate, candidate.smooth_v) != (mode, False, False):
                 continue
-            of_kinds = [error for head_dim in self.head_dims for error in self._errors(candidate, head_dim) if error]
-            if candidate.pv == AUTO or not of_kinds or not all(work in self.times.seconds for work in works):
+            known = [error for head_dim in self.head_dims for error in self._errors(candidate, head_dim) if error]
+            if candidate.pv == AUTO or not known or not all(work in self.times.seconds for work in works):
                 continue
             seconds = math.prod(self.times.seconds[work] for work in works)
             if seconds < times.get(candidate.pv, math.inf):
-                times[candidate.pv], errors[candidate.pv] = seconds, geometric_mean(of_kinds)
+                times[candidate.pv], errors[candidate.pv] = seconds, geometric_mean(known)
         most = _FORMAT_RATIO ** len(self.head_dims) * min(times.values(), default=0.0)
         close = [pv for pv, seconds in times.items() if seconds <= most]
         return min(close, key=errors.__getitem__) if len(times) > 1 else None
@@ -255,7 +255,7 @@ class TunedChoices:
                 continue
             speeds = []
             for candidate, seconds in seconds_of.items():
-                formats = {like.pv for like in self._candidates if like.mode == candidate.mode}
+                formats = {other.pv for other in self._candidates if other.mode == candidate.mode}
                 name = f"{candidate.words} ({candidate.pv.upper()})" if len(formats) > 1 else candidate.words
                 error = self.error(candidate, head_dim)
                 beside = "" if error is None else f" ({error:.3f})"

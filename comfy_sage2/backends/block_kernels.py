@@ -126,13 +126,13 @@ def block_outputs(
     full = k.shape[1] // BLOCK_TOKENS * BLOCK_TOKENS
     parts = [part for part in (slice(0, full), slice(full, k.shape[1])) if part.start < part.stop]
     if bias is None and reads_by_flash(k) and reads_by_flash(v):
-        of_parts = [outputs_by_flash(q, k[:, part], v[:, part], scale) for part in parts]
+        results = [outputs_by_flash(q, k[:, part], v[:, part], scale) for part in parts]
     else:
-        of_parts = [
+        results = [
             _by_heads(q, k[:, part], v[:, part], scale, None if bias is None else bias[..., part]) for part in parts
         ]
-    lse = [lse for _, lse in of_parts]
-    return tuple(out for out, _ in of_parts), lse[0] if len(lse) == 1 else torch.cat(lse, dim=2)
+    lse = [lse for _, lse in results]
+    return tuple(out for out, _ in results), lse[0] if len(lse) == 1 else torch.cat(lse, dim=2)
 
 
 def reads_by_flash(x: torch.Tensor) -> bool:
@@ -169,8 +169,7 @@ def _by_heads(
     out = q.new_empty((heads, rows, blocks, head_dim), dtype=torch.float32)
     lse = q.new_empty((heads, rows, blocks), dtype=torch.float32)
     for head in range(heads):
-        of_blocks = (x[head // group].float().unflatten(0, (blocks, tokens)) for x in (k, v))
-        keys, values = of_blocks
+        keys, values = (x[head // group].float().unflatten(0, (blocks, tokens)) for x in (k, v))
         scores = (q[:, head].float() * scale) @ keys.mT  # (blocks, R, tokens)
         if bias is not None:
             scores += bias[head % len(bias), 0].unflatten(0, (blocks, 1, tokens))

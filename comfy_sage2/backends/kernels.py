@@ -21,7 +21,7 @@ from .constraints import LENGTH, capability_is, on_cuda, option_is, precise
 from .kernel_call import KernelCall
 from .self_test_calls import Variant
 
-# Not measured: lists cost the mma.sync kernels little, which only follow links, but making the lists takes some time.
+# Not measured: with lists the mma.sync kernels only follow links, but making the lists takes some time.
 _LEAST_SKIPPED = {"8b": 0.05, "4b": 0.05, "precise": 0.05}
 # Measured on an H100: list-times in docs/results/README.md. In "precise" the kernels for lists are slower ones.
 _LEAST_SKIPPED_ON_HOPPER = {"8b": 0.08, "4b": 0.08, "precise": 0.15}

@@ -23,7 +23,7 @@ from .module_plan import WHOLE_CALL, Fields, Views, plan_fields
 # The most scratch memory of a call, unless a single head needs more: bytes, or a share of the output if that is larger.
 # With torch's rounding, the peak is at most 64 MiB above the output, or 1.12 times as much.
 _BOUND, _BOUND_SHARE = 63 << 20, 1 / 9
-# Short calls, which lose the most time by parts, may take more: the guidance pair of an image is then one part.
+# Short calls, which lose the most time if split, may take more: the guidance pair of an image is then one part.
 _SHORT_TOKENS, _SHORT_BOUND = 8192, 95 << 20
 _CORRECTION = 256 << 20  # for the correction of smooth Q in 4b: kDeltaBytes of csrc/common/launch_builder.h
 # The time to prepare a part, 20 us on an H200, as the number of keys that a query attends to in that time.
@@ -160,7 +160,7 @@ def parts_of(
         ]
 
     def cost(size: tuple[int, int]) -> float:
-        blocks = (len(of_batch) * len(of_heads) * blocks_of_head for of_batch, of_heads in split(*size))
+        blocks = (len(entry_range) * len(head_range) * blocks_of_head for entry_range, head_range in split(*size))
         waves = (
             count / at_once / 2 + _CAUSAL_TAIL if signature.options.is_causal else math.ceil(count / at_once)
             for count in blocks
@@ -178,8 +178,10 @@ def parts_of(
         costs = {size: cost(size) for size in fitting}
         chosen = next(size for size in fitting if costs[size] <= _TOLERANCE * min(costs.values()))
     return tuple(
-        Part(plan_of(len(of_batch), len(of_heads)), _offsets(signature, views, of_batch.start, of_heads.start))
-        for of_batch, of_heads in split(*chosen)
+        Part(
+            plan_of(len(entry_range), len(head_range)), _offsets(signature, views, entry_range.start, head_range.start)
+        )
+        for entry_range, head_range in split(*chosen)
     )
 
 

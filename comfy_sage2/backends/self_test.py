@@ -98,10 +98,10 @@ def _tested(architecture: str, index: int, variants: Sequence[Variant]) -> TestR
         by_format.setdefault(None if variant.pv in (AUTO, *FLOAT_PV) else variant.pv, []).append(variant)
     calls = 0
     failed: dict[str | None, str] = {}
-    for pv, of_format in by_format.items():
+    for pv, format_variants in by_format.items():
         try:
             with torch.cuda.device(index):
-                result = self_test_calls.run(loader.load(architecture), torch.device("cuda", index), of_format)
+                result = self_test_calls.run(loader.load(architecture), torch.device("cuda", index), format_variants)
         except (RuntimeError, ValueError) as error:
             if is_out_of_memory(error):  # the test runs later
                 return None

@@ -1,1 +1,1 @@
-"""What a call is: its tensors, where it stands in a sampling, what it has in common with calls of the same plan."""
+"""A call: its tensors, its place in a sampling, and its signature, which calls of one plan share."""

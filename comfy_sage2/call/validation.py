@@ -95,14 +95,14 @@ def _check_rotated_heads(signature: CallSignature) -> None:
         raise ValueError("[SA-213] rotated_heads must be None in mode 'exact', which rotates nothing, got a tensor")
     if flags.dtype != torch.int32:
         raise TypeError(f"[SA-213] rotated_heads must be an int32 tensor, got {flags.dtype}")
-    wanted = TensorForm.contiguous(torch.Size((signature.batch, signature.kv_heads)), torch.int32, signature.device)
-    if flags.shape != wanted.shape or flags.device != wanted.device:
+    expected = TensorForm.contiguous(torch.Size((signature.batch, signature.kv_heads)), torch.int32, signature.device)
+    if flags.shape != expected.shape or flags.device != expected.device:
         raise ValueError(
-            f"[SA-213] rotated_heads must be of shape (batch, kv_heads) = {tuple(wanted.shape)} on q's device "
-            f"{wanted.device}, got {tuple(flags.shape)} on {flags.device}"
+            f"[SA-213] rotated_heads must be of shape (batch, kv_heads) = {tuple(expected.shape)} on q's device "
+            f"{expected.device}, got {tuple(flags.shape)} on {flags.device}"
         )
     if any(
-        size > 1 and step != dense for size, step, dense in zip(flags.shape, flags.stride, wanted.stride, strict=True)
+        size > 1 and step != dense for size, step, dense in zip(flags.shape, flags.stride, expected.stride, strict=True)
     ):
         raise ValueError(f"[SA-213] rotated_heads must be contiguous, got strides {flags.stride}")
 
@@ -119,7 +119,7 @@ def _check_mask(mask: TensorForm, target: _Target, device: torch.device) -> None
     if not 2 <= rank <= 4:
         raise ValueError(f"[SA-204] attn_mask must have 2 to 4 dimensions, got {rank}: shape {tuple(mask.shape)}")
     padded = (1,) * (4 - rank) + tuple(mask.shape)
-    if any(size not in (1, wanted) for size, wanted in zip(padded, target, strict=True)):
+    if any(size not in (1, expected) for size, expected in zip(padded, target, strict=True)):
         raise ValueError(
             f"[SA-204] attn_mask must broadcast to (batch, q_heads, q_length, kv_length) = {tuple(target)}, "
             f"got shape {tuple(mask.shape)}"

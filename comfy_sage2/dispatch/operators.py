@@ -45,8 +45,8 @@ _LIBRARY = torch.library.Library("comfy_sage2", "FRAGMENT")
 
 def schema_of(dataclass: type, names: Iterable[str] | None = None, *, suffix: str = "") -> str:
     """The fields of a dataclass, or those called `names`, as arguments of an operator; `suffix` follows each name."""
-    wanted = None if names is None else set(names)
-    chosen = [field for field in fields(dataclass) if wanted is None or field.name in wanted]
+    included = None if names is None else set(names)
+    chosen = [field for field in fields(dataclass) if included is None or field.name in included]
     return ", ".join(f"{_SCHEMA_TYPES[str(field.type)]} {field.name}{suffix}" for field in chosen)
 
 
@@ -160,10 +160,10 @@ class _WithoutGradient(torch.autograd.Function):
 def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     optional, backend, values = _split(rest)
     check_flags(optional, q.device)
-    decided = plan(CallSignature.of(q, k, v, AttentionOptions(*values), optional, Routing(backend)))
-    if isinstance(decided, Refusal):
-        decided.throw()
-    out, lse = decided.run(q, k, v, optional)
+    planned = plan(CallSignature.of(q, k, v, AttentionOptions(*values), optional, Routing(backend)))
+    if isinstance(planned, Refusal):
+        planned.throw()
+    out, lse = planned.run(q, k, v, optional)
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 

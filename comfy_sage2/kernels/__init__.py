@@ -1,4 +1,4 @@
-"""Finding and loading the compiled kernels. Uses neither torch nor pip, and downloads nothing.
+"""Finds and loads the compiled kernels. Uses neither torch nor pip, and downloads nothing.
 
 `loader` takes a pip-installed package of kernels, or else wheels that the pack carries: one of an architecture's device
 images and one of the launch code for this system. `bundled` chooses them, verifies their SHA-256 and unpacks them in

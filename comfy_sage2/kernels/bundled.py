@@ -49,8 +49,8 @@ class BundledWheel:
 
     @property
     def fits(self) -> bool:
-        own = sysconfig.get_platform().replace("-", "_")
-        return self.platform == "any" or re.sub(r"^manylinux_\d+_\d+", "linux", self.platform) == own
+        this_platform = sysconfig.get_platform().replace("-", "_")
+        return self.platform == "any" or re.sub(r"^manylinux_\d+_\d+", "linux", self.platform) == this_platform
 
     def read(self) -> bytes:
         """The wheel's bytes. KernelUnavailable when it is missing or is not the wheel that was released."""
@@ -124,12 +124,12 @@ def read_host(wheel: BundledWheel) -> tuple[str, bytes]:
 
     One archive has the modules of all CPythons, one after the other; modules.json has the size of each, in order.
     """
-    own = {f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES}
+    fitting_names = {f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES}
     with _files(wheel) as files:
         sizes = json.loads(files["modules.json"])
         start = 0
         for name, size in sizes.items():
-            if name in own:
+            if name in fitting_names:
                 return name, files["modules.xz"][start : start + size]
             start += size
     raise KernelUnavailable(

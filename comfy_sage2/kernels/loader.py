@@ -97,7 +97,7 @@ def _installed(architecture: str) -> ModuleType | None:
 
 
 def _assembled(architecture: str) -> ModuleType:
-    """The module of the bundled images and launch code. KernelUnavailable if these do not fit each other or us."""
+    """A module of bundled images and launch code. KernelUnavailable if they do not fit each other or this library."""
     pairs = product(bundled.fitting(architecture), bundled.fitting(bundled.HOST))
     images_wheel, host_wheel = max(pairs, key=_fit)
     build, images = bundled.read_images(images_wheel)

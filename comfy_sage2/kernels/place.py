@@ -20,12 +20,12 @@ _PAUSES = (0.05, 0.1, 0.2) if sys.platform == "win32" else ()
 
 def cache_folders() -> tuple[Path, ...]:
     """The pack's own folder and the user's cache; on Windows, which cannot delete a loaded module, the cache first."""
-    own = Path(__file__).resolve().parent / "_unpacked"
+    pack_folder = Path(__file__).resolve().parent / "_unpacked"
     cache = user_cache()
     if cache is None:
-        return (own,)
-    user = cache / "comfy_sage2" / "kernels"
-    return (user, own) if sys.platform == "win32" else (own, user)
+        return (pack_folder,)
+    user_folder = cache / "comfy_sage2" / "kernels"
+    return (user_folder, pack_folder) if sys.platform == "win32" else (pack_folder, user_folder)
 
 
 def place(path: Path, content: bytes) -> None:

@@ -75,19 +75,19 @@ def quantize_channels(
     if tile is None:
         return Quantized(number_format.round(x / scale), scale)
     largest = (x / scale).abs().nan_to_num(0.0, 0.0).amax(dim=3)
-    others = largest if hidden is None else largest.masked_fill(hidden[:, None], torch.inf)
-    of_tile = _largest_of_tiles(largest, tile)
-    is_unlike = -_largest_of_tiles(-others, tile) * _UNLIKE_TOKENS < of_tile
-    tile_scale = (of_tile / limit).clamp_(_SMALLEST_TILE_SCALE, 1.0 if counted is None else TILE_HEAD_ROOM)
-    token_scale = (others / limit).clamp(tile_scale * _SMALLEST_TILE_SCALE, tile_scale)
+    largest_visible = largest if hidden is None else largest.masked_fill(hidden[:, None], torch.inf)
+    tile_largest = _largest_of_tiles(largest, tile)
+    is_unlike = -_largest_of_tiles(-largest_visible, tile) * _UNLIKE_TOKENS < tile_largest
+    tile_scale = (tile_largest / limit).clamp_(_SMALLEST_TILE_SCALE, 1.0 if counted is None else TILE_HEAD_ROOM)
+    token_scale = (largest_visible / limit).clamp(tile_scale * _SMALLEST_TILE_SCALE, tile_scale)
     token_scale, tile_scale = torch.where(is_unlike, token_scale, tile_scale)[..., None], tile_scale[..., None]
     return Quantized(
         number_format.round(x / scale / token_scale) * tile_scale, scale, (token_scale / tile_scale).log2()
     )
 
 
-def _largest_of_tiles(of_tokens: torch.Tensor, tile: int) -> torch.Tensor:
+def _largest_of_tiles(x: torch.Tensor, tile: int) -> torch.Tensor:
     """For each token of (B, H, N), the largest value of its tile of `tile` tokens."""
-    padded = pad(of_tokens, (0, -of_tokens.shape[2] % tile), value=-torch.inf)
+    padded = pad(x, (0, -x.shape[2] % tile), value=-torch.inf)
     largest: torch.Tensor = padded.unflatten(2, (-1, tile)).amax(dim=3).repeat_interleave(tile, dim=2)
-    return largest[:, :, : of_tokens.shape[2]]
+    return largest[:, :, : x.shape[2]]

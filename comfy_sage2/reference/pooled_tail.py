@@ -46,8 +46,8 @@ def add_pooled_tail_(
     with torch.autocast(q.device.type, enabled=False):
         for b in range(batch):
             for head in range(q_heads):
-                own = q[b, head], k[b, head // group], v[b, head // group]
-                queries, keys, values = (tensor.to(dtype_of(q)) for tensor in own)
+                inputs = q[b, head], k[b, head // group], v[b, head // group]
+                queries, keys, values = (tensor.to(dtype_of(q)) for tensor in inputs)
                 center = center_of(keys)
                 key_means, value_means = block_means(keys - center), block_means(values)
                 active = active_blocks[b, head].repeat_interleave(POOLS_OF_BLOCK, dim=0)
@@ -59,15 +59,15 @@ def add_pooled_tail_(
                 shares = (scores - pool_lse.masked_fill(pool_lse == -torch.inf, 0.0)[:, None]).exp()
                 pool = torch.arange(q_length, device=q.device) // POOL_TOKENS  # of each query
                 tails = pool_lse[pool] + (queries @ center.T * scale)[:, 0]
-                lists = lse[b, head].to(queries.dtype)
-                both = torch.logaddexp(lists, tails)
+                listed = lse[b, head].to(queries.dtype)
+                total = torch.logaddexp(listed, tails)
                 corrected = (
-                    out[b, head].to(queries.dtype) * (lists - both).exp()[:, None]
-                    + (shares @ value_means)[pool] * (tails - both).exp()[:, None]
+                    out[b, head].to(queries.dtype) * (listed - total).exp()[:, None]
+                    + (shares @ value_means)[pool] * (tails - total).exp()[:, None]
                 )
                 has_tail = pool_lse[pool] != -torch.inf
                 out[b, head] = torch.where(has_tail[:, None], corrected.to(out.dtype), out[b, head])
-                lse[b, head] = torch.where(has_tail, both.to(lse.dtype), lse[b, head])
+                lse[b, head] = torch.where(has_tail, total.to(lse.dtype), lse[b, head])
 
 
 def block_means(x: torch.Tensor) -> torch.Tensor:

@@ -216,4 +216,4 @@ def values(figures: Iterable[Figure]) -> list[list[float]]:
     for _, tensor in figures:
         by_form[tensor.device, tensor.shape].append(tensor)
     stacked = (torch.stack(tensors).float() for tensors in by_form.values())
-    return [numbers for of_form in stacked for numbers in (of_form.amax(1) if of_form.dim() > 2 else of_form).tolist()]
+    return [numbers for form in stacked for numbers in (form.amax(1) if form.dim() > 2 else form).tolist()]

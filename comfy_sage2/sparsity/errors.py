@@ -70,8 +70,8 @@ def row_outputs(inputs: Inputs, rows: SampledRows) -> list[RowOutputs]:
         tokens = rows.tokens[entry].T
         queries = _gather_rows(q, tokens)
         outs, lse = block_outputs(queries, k, v, inputs.scale, bias)
-        of_entry = Inputs(q, k, v, inputs.scale, bias)
-        outputs.append(RowOutputs(of_entry, tokens, rows.unlike, queries, outs, lse, lse.softmax(dim=2)))
+        entry_inputs = Inputs(q, k, v, inputs.scale, bias)
+        outputs.append(RowOutputs(entry_inputs, tokens, rows.unlike, queries, outs, lse, lse.softmax(dim=2)))
     return outputs
 
 

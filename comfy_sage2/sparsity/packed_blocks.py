@@ -38,8 +38,8 @@ class Blocks(NamedTuple):
 
     def union(self, other: Blocks) -> Blocks:
         """The blocks that are in either; a head has a tail if it has one in either."""
-        both = [by_tail for by_tail in (self.by_tail, other.by_tail) if by_tail is not None]
-        return Blocks(self.bits | other.bits, both[0] if len(both) == 1 else both[0] | both[1] if both else None)
+        tails = [by_tail for by_tail in (self.by_tail, other.by_tail) if by_tail is not None]
+        return Blocks(self.bits | other.bits, tails[0] if len(tails) == 1 else tails[0] | tails[1] if tails else None)
 
 
 class KeptBlocks:

@@ -56,7 +56,7 @@ def choose(
     sample: int,
     compared: Blocks | None,
 ) -> tuple[Blocks, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """The fields of `thresholds.Choice`, for cuts at `counts` of blocks, which fall; does not write to `scores`."""
+    """The fields of `thresholds.Choice`, for cuts at falling `counts` of blocks; does not write to `scores`."""
     batch, heads, blocks, _ = scores.shape
     device = scores.device
     rows = _Rows(module, inputs, sample, level.tail)

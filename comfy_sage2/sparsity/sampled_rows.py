@@ -86,7 +86,7 @@ class SampledRows(NamedTuple):
 
 
 def sampled_rows(q: torch.Tensor, sample: int, always: tuple[TokenRange, ...] = ()) -> SampledRows:
-    """LEAST_ROWS to MOST_ROWS query tokens to measure, the fewer the longer q is; all tokens if they are MOST_ROWS.
+    """LEAST_ROWS to MOST_ROWS query tokens to measure, the fewer the longer q is; all of at most MOST_ROWS.
 
     Three quarters of them are spread: one at random in each of as many equal parts of the sequence. The others are
     unlike: in each equal part, the row that differs most from the mean of its 16 tokens, by which blocks are chosen.

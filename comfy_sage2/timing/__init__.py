@@ -1,1 +1,1 @@
-"""Timing every attention that a GPU has, once."""
+"""Times every attention of a GPU, once."""

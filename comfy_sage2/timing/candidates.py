@@ -87,12 +87,12 @@ def errors(device: torch.device, head_dim: int) -> dict[Candidate, ErrorsOfKinds
         if plans and all(candidate.mode == PEER for candidate, _ in plans):
             plans += _plans(_REFERENCES, q, k, v, NO_TENSORS)
         for candidate, planned in plans:
-            of_kinds = errors_of.setdefault(candidate, [None] * len(_INPUTS))
-            of_kinds[number] = _relative_l2(partial(planned.run, q, k, v), exact)
+            kind_errors = errors_of.setdefault(candidate, [None] * len(_INPUTS))
+            kind_errors[number] = _relative_l2(partial(planned.run, q, k, v), exact)
     return {
-        candidate: tuple(of_kinds)
-        for candidate, of_kinds in errors_of.items()
-        if all(error is None or isfinite(error) for error in of_kinds)
+        candidate: tuple(kind_errors)
+        for candidate, kind_errors in errors_of.items()
+        if all(error is None or isfinite(error) for error in kind_errors)
     }
 
 

@@ -188,6 +188,6 @@ def _key(index: int) -> dict[str, str] | None:
     driver, gpu = machine.loaded_driver(), torch.cuda.get_device_properties(index)
     if driver is None:
         return None
-    of_gpu = {"gpu": gpu.name, "capability": f"{gpu.major}.{gpu.minor}", "driver": driver}
+    gpu_facts = {"gpu": gpu.name, "capability": f"{gpu.major}.{gpu.minor}", "driver": driver}
     builds = candidates.builds(torch.cuda.get_device_capability(index))
-    return {"test": f"times, format {FORMAT_VERSION}", **of_gpu, "torch": torch.__version__, **builds}
+    return {"test": f"times, format {FORMAT_VERSION}", **gpu_facts, "torch": torch.__version__, **builds}

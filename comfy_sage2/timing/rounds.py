@@ -76,9 +76,9 @@ def time_rounds(
     calls: dict[Key, int] = {}
     clock.progress(0, 1 + MOST_ROUNDS)
     for key, run in runs.items():
-        once = None if _visited(clock, run, 1) is None else _visited(clock, run, 1)
-        if once is not None:
-            calls[key] = min(max(round(_VISIT / max(once, 1e-9)), 1), _MOST_CALLS)
+        duration = None if _visited(clock, run, 1) is None else _visited(clock, run, 1)
+        if duration is not None:
+            calls[key] = min(max(round(_VISIT / max(duration, 1e-9)), 1), _MOST_CALLS)
     seconds: dict[Key, list[float]] = {key: [] for key in calls}
     order = list(calls)
     begin = clock.now()

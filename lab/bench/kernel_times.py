@@ -1,7 +1,7 @@
 """How long the attention kernels of a call take, without the passes before them: from the profiler's kernel records.
 
 Our call is one call into C++ that enqueues statistics, quantization and attention, so CUDA events cannot divide it. The
-profiler records the start and the end of every kernel. The attention may be launched before the pass before it has
+profiler records the start and the end of every kernel. The attention may be launched before the preceding pass has
 finished (programmatic dependent launch), and then waits; its time counts from the end of the earlier kernels.
 """
 

@@ -74,9 +74,9 @@ def _accuracy(measured: Measured) -> Iterator[str]:
 def _shapes(measured: Measured) -> Iterator[str]:
     """What the names of the shapes stand for; those of the paper's setup explain themselves."""
     shapes = [result.shape for result in measured.results]
-    of_paper = next((shape for shape in shapes if shape in GROUPS["paper"]), None)
-    if of_paper is not None:
-        yield from (f"{of_paper}, and others of this form alike.", "")
+    paper_shape = next((shape for shape in shapes if shape in GROUPS["paper"]), None)
+    if paper_shape is not None:
+        yield from (f"{paper_shape}, and others of this form alike.", "")
     others = [shape for shape in shapes if shape not in GROUPS["paper"]]
     if others:
         yield from (*table(["shape", "what it is"], (str(shape).split(": ", 1) for shape in others)), "")

@@ -19,7 +19,7 @@ import torch
 from .candidates import PreparedCandidate
 
 _TIMED = 0.04  # the most seconds that a visit times; when time is short, down to a quarter of it
-_SETTLING = 2  # before, a candidate runs untimed for this times as long
+_SETTLING = 2  # a candidate first runs untimed for this many times as long
 _MOST_CALLS = 200
 # The most calls where more are no use: reading a profiler's record takes longer than a short call, and a full queue
 # stops the CPU.

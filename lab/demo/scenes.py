@@ -41,10 +41,10 @@ class Thing:
 
     def phrase(self) -> str:
         """For example ``a small red striped ball bounces``."""
-        said = [word for word in (self.size,) if word != "medium"]
-        said += [self.color]
-        said += [word for word in (self.pattern,) if word != "plain"]
-        return _with_article([*said, self.shape, self.motion])
+        words = [word for word in (self.size,) if word != "medium"]
+        words += [self.color]
+        words += [word for word in (self.pattern,) if word != "plain"]
+        return _with_article([*words, self.shape, self.motion])
 
 
 @dataclass(frozen=True)

@@ -79,14 +79,14 @@ def word_accuracy(logits: torch.Tensor, scenes: Sequence[Scene]) -> dict[str, fl
     Of each kind the classifier names as many words as the caption has: the most probable ones.
     """
     things, drifting, surface, color = logits.float().cpu().split(_SPLITS, dim=1)
-    wanted, moving, *once = targets(scenes).split(_SPLITS, dim=1)
+    thing_words, drifts, *backdrop = targets(scenes).split(_SPLITS, dim=1)
     kinds = dict(zip(THING_WORDS, things.split([len(words) for words in THING_WORDS.values()], dim=1), strict=True))
-    said = dict(zip(THING_WORDS, wanted.split([len(words) for words in THING_WORDS.values()], dim=1), strict=True))
+    said = dict(zip(THING_WORDS, thing_words.split([len(words) for words in THING_WORDS.values()], dim=1), strict=True))
     kinds |= {"surface": surface, "surface color": color}
-    said |= dict(zip(("surface", "surface color"), once, strict=True))
+    said |= dict(zip(("surface", "surface color"), backdrop, strict=True))
     seen = {kind: _seen(values, said[kind]) for kind, values in kinds.items()}
     counts = {kind: said[kind].sum().item() for kind in kinds}
-    seen["drifting"], counts["drifting"] = ((drifting > 0) == (moving > 0)).sum().item(), float(len(scenes))
+    seen["drifting"], counts["drifting"] = ((drifting > 0) == (drifts > 0)).sum().item(), float(len(scenes))
     result = {kind: seen[kind] / counts[kind] for kind in seen}
     return {"caption": sum(seen.values()) / sum(counts.values()), **result}
 

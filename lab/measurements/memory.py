@@ -139,9 +139,9 @@ def _cell(peak: int, milliseconds: float | None) -> str:
 
 def rows(measured: Mapping[str, Mapping[str, Figure]]) -> list[str]:
     """A table: a row for each size, a column for each attention."""
-    names = list(dict.fromkeys(name for of_size in measured.values() for name in of_size))
+    names = list(dict.fromkeys(name for by_name in measured.values() for name in by_name))
     return table(
-        ["", *names], ([size, *(_cell(*of_size[name]) for name in names)] for size, of_size in measured.items())
+        ["", *names], ([size, *(_cell(*by_name[name]) for name in names)] for size, by_name in measured.items())
     )
 
 

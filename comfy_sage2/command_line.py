@@ -49,7 +49,7 @@ def run(
         if missing is not None and isinstance(error, ModuleNotFoundError):
             text = f"{chosen} needs {missing}, which {sys.executable} does not have; run it with ComfyUI's own Python"
         else:
-            text = f"{chosen} cannot start, something in {sys.executable} is broken: {type(error).__name__}: {error}"
+            text = f"{chosen} cannot start: something in {sys.executable} is broken: {type(error).__name__}: {error}"
         print(text, file=sys.stderr)
         return 1
     status: int = module.main(arguments[1:])

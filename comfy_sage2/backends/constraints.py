@@ -70,11 +70,11 @@ EQUAL_HEADS = requires(
 # lower major numbers too, _LAST for all higher ones.
 _FIRST, _LAST = 7, 13
 _WITHOUT_KERNELS: dict[tuple[int, int] | int, str] = {
-    (7, 5): f"Turing lacks instructions that all of them use (cp.async, bf16): {_OWN_OR_KITCHEN}",
+    (7, 5): f"Turing lacks instructions that all kernels use (cp.async, bf16): {_OWN_OR_KITCHEN}",
     (8, 7): f"Jetson Orin does not run the code for 8.0: {_EXACT_OR_OWN}",
-    _FIRST: f"GPUs before Ampere lack instructions that all of them use: {_OWN}",
-    10: f"their instructions are slow on these GPUs (B200, B300): {_EXACT_OR_OWN}",
-    11: f"their instructions are slow on these GPUs (Thor): {_EXACT_OR_OWN}",
+    _FIRST: f"GPUs before Ampere lack instructions that all kernels use: {_OWN}",
+    10: f"the kernels' instructions are slow on these GPUs (B200, B300): {_EXACT_OR_OWN}",
+    11: f"the kernels' instructions are slow on these GPUs (Thor): {_EXACT_OR_OWN}",
     _LAST: f"this GPU is newer than this version of the pack: update the pack, or {_EXACT_OR_OWN}",
 }
 

@@ -8,7 +8,10 @@ import torch
 
 from ..block_mask import BlockMask
 
-NO_VALUES = "[SA-204] attn_mask must hold its values, and a {} may not: pass a plain bool or float tensor, or is_causal"
+NO_VALUES = (
+    "[SA-204] attn_mask must be a plain bool or float tensor, got a {}, which may hold no values: convert it, or use "
+    "is_causal"
+)
 
 
 def overrides_torch(tensor: torch.Tensor) -> bool:

@@ -46,7 +46,7 @@ def place(path: Path, content: bytes) -> None:
                 raise
             time.sleep(pause)
     if not _is_placed(path, content):
-        raise OSError("the file is another one as soon as it is written, or other users may write to it")
+        raise OSError("the file changes as soon as it is written, or other users may write to it")
 
 
 def _is_placed(path: Path, content: bytes) -> bool:
@@ -56,7 +56,7 @@ def _is_placed(path: Path, content: bytes) -> bool:
         return False
     if stat.S_ISREG(status.st_mode) and not _others_may_change(status) and path.read_bytes() == content:
         return True
-    _log.warning("[SA-107] %s was changed or damaged, or other users may change it: it is unpacked anew", path)
+    _log.warning("[SA-107] %s was changed or damaged, or other users may change it: it is unpacked again", path)
     return False
 
 

@@ -63,7 +63,7 @@ def driver_cuda() -> tuple[int, int]:
     version = ctypes.c_int()
     if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
         raise RuntimeError(
-            "[SA-101] the NVIDIA driver is installed and does not answer: restart the computer, then read its log"
+            "[SA-101] the NVIDIA driver is installed but does not answer: restart the computer, then read its log"
         )
     return version.value // 1000, version.value % 1000 // 10
 
@@ -95,6 +95,6 @@ def reason_without_gpu() -> str:
             "update the driver"
         )
     return (
-        "[SA-103] the NVIDIA driver works and torch finds no GPU: see whether nvidia-smi lists one, and whether the "
+        "[SA-103] the NVIDIA driver works, but torch finds no GPU: see whether nvidia-smi lists one, and whether the "
         "environment variable CUDA_VISIBLE_DEVICES hides it"
     )

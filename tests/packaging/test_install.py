@@ -57,7 +57,7 @@ def test_a_torch_that_cannot_be_loaded_is_named(pack: Plugin, error: str) -> Non
     assert pack.unpacked_files() == []
     process = run(pack, str(pack.root / "comfy_sage2"), "doctor", **environment)
     assert process.returncode == 1 and b"Traceback" not in process.stderr
-    assert b"doctor cannot start, something in " in process.stderr and words.encode() in process.stderr
+    assert b"doctor cannot start: something in " in process.stderr and words.encode() in process.stderr
 
 
 # -I: like the Python of ComfyUI's Windows portable, it ignores the current folder, the script's and PYTHONPATH.

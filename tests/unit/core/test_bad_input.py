@@ -76,7 +76,7 @@ CASES = {
     "mask without values": (
         {"attn_mask": torch.nn.attention.bias.causal_upper_left(10, 10)},
         TypeError,
-        "attn_mask must hold its values, and a CausalBias may not",
+        "attn_mask must be a plain bool or float tensor, got a CausalBias, which may hold no values",
     ),
 }
 

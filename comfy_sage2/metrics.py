@@ -84,7 +84,7 @@ def exact_rows(
     # Under autocast the products would be rounded to 16 bits.
     with torch.autocast(q.device.type, enabled=False):
         # Head by head: the scores of all heads of a long video together would not fit beside the model.
-        # By torch's own function: in torch.nn.functional a pack's quantized one may stand.
+        # Call torch's own function: a pack may have replaced that of torch.nn.functional by a quantized one.
         return torch.cat(
             [
                 torch._C._nn.scaled_dot_product_attention(

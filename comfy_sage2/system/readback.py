@@ -9,7 +9,7 @@ import torch
 
 from .stream import current_stream
 
-_HOST = torch.device("cpu")  # named wherever a tensor is made on it: a pack may leave torch another default device
+_HOST = torch.device("cpu")  # always explicit, because a pack may change torch's default device
 
 
 class Readback:
@@ -61,9 +61,9 @@ def constant(device: torch.device, make: Callable[..., torch.Tensor], *arguments
     It is uploaded once for each stream. A graph that is being captured gets its own copy.
     """
     if device.type != "cuda":
-        return _made(make, arguments).to(device)
+        return _make_on_host(make, arguments).to(device)
     if torch.cuda.is_current_stream_capturing():
-        return uploaded(_made(make, arguments), device)
+        return uploaded(_make_on_host(make, arguments), device)
     return _constant(device, current_stream(device), make, arguments)
 
 
@@ -71,9 +71,9 @@ def constant(device: torch.device, make: Callable[..., torch.Tensor], *arguments
 def _constant(
     device: torch.device, stream: int, make: Callable[..., torch.Tensor], arguments: tuple[Hashable, ...]
 ) -> torch.Tensor:
-    return uploaded(_made(make, arguments), device)
+    return uploaded(_make_on_host(make, arguments), device)
 
 
-def _made(make: Callable[..., torch.Tensor], arguments: tuple[Hashable, ...]) -> torch.Tensor:
+def _make_on_host(make: Callable[..., torch.Tensor], arguments: tuple[Hashable, ...]) -> torch.Tensor:
     with _HOST:
         return make(*arguments)

@@ -30,9 +30,10 @@ class _Board:
     """The rotated heads of all call sites on one device, in one tensor, so that one copy brings them to the host."""
 
     def __init__(self, device: torch.device) -> None:
-        with memory.unrecorded():  # it outlives the model's blocks
+        # It outlives the model's blocks, and a pass may write to it outside of ComfyUI's inference mode.
+        with memory.unrecorded(), torch.inference_mode(False):
             self.heads = torch.ones(_MAX_HEADS, dtype=torch.int32, device=device)
-        self._readback = Readback(_MAX_HEADS, torch.int32, device)
+            self._readback = Readback(_MAX_HEADS, torch.int32, device)
         self._taken = 0
         self._copies = 0  # how many were started
         self._has_choices = False  # since the last copy

@@ -101,6 +101,15 @@ def test_until_the_answer_is_there_calls_get_the_heads(calls: Calls, monkeypatch
     assert calls == [("auto", [0, 0]), ("given", [0, 0]), ("off", None)]
 
 
+def test_heads_are_chosen_anew_outside_of_inference_mode(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "RENEWED_AFTER", 1)
+    session, layer = session_with(rotate="auto"), loud()
+    for sigma in (1.0, 0.75):
+        with torch.inference_mode(sigma == 1.0), torch.no_grad():
+            run_pass(session, sigma, layer)
+    assert calls == [("auto", [0, 1])] * 2
+
+
 def test_layers_of_one_shape_share_their_plans(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[bool] = []
 

@@ -60,7 +60,7 @@ def spread(count: int, most: int, device: torch.device) -> torch.Tensor:
     taken = min(count, most)
     numbers = torch.arange(taken + 1, device=device)
     ends = numbers * count // max(taken, 1)
-    return ends[:-1] + (ends.diff() * numbers[:-1].double().mul_(_GOLDEN).frac_()).long()
+    return ends[:-1] + (ends.diff() * numbers[:-1].float().mul_(_GOLDEN).frac_()).long()
 
 
 def exact_rows(

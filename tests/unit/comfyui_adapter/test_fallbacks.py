@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from comfy_sage2.attention import attention
 from comfy_sage2.backends.reference import ReferenceBackend
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.session import model_passes
+from comfy_sage2.comfyui.session import model_passes, quality
 from comfy_sage2.comfyui.session.recorder import Recorder
 
 from .calls import SIGMAS, call, node_session, ones, qkv, raising, reasons, serve_by, session_with, settings
@@ -214,6 +215,21 @@ def test_quality_is_measured_per_layer_and_step_and_nothing_blurs_it(monkeypatch
     assert list(agreements[0]) == [(0, 2)]
     assert 0.999 < agreements[0][0, 2].cosine < 1.0 and 0.0 < agreements[0][0, 2].relative_l1 < 0.06
     assert agreements[1] == agreements[0]
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """As Apple's and some of Intel's GPUs."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        assert getattr(out, "dtype", None) != torch.float64, func
+        return out
+
+
+def test_quality_is_measured_without_float64() -> None:
+    q, k, v = torch.randn(3, 1, 2, 300, 32).unbind(0)
+    with WithoutFloat64():  # type: ignore[no-untyped-call]
+        quality.measure(v, q, k, v, scale=None, mask=None)
 
 
 @pytest.mark.parametrize("measures_quality", [False, True])

@@ -259,7 +259,7 @@ class Session:
     def _note(
         self, decision: Decision, site: CallSite, timer: Timer, work: Hashable | None, model_pass: ModelPass
     ) -> None:
-        if decision.plan is not None and self._follows_node:
+        if decision.plan is not None and self.slot:
             self._tell_earlier_nodes(model_pass)
         self.record.add(site.layer, site.step, decision, timer, work=work)
         if len(model_pass.calls) == self._expected_calls:
@@ -267,12 +267,9 @@ class Session:
 
     def _tell_earlier_nodes(self, model_pass: ModelPass) -> None:
         """Count the call in earlier nodes: they never see it if a backend serves it here, but must number it alike."""
-        session = getattr(self.previous, "session", None)
-        while session is not None:
-            earlier_pass = model_passes.current(session.slot)
+        for earlier_pass in map(model_passes.current, range(self.slot)):
             if earlier_pass is not None:
-                session.record.layer_of(earlier_pass.count_too(model_pass))
-            session = getattr(session.previous, "session", None)
+                earlier_pass.session.record.layer_of(earlier_pass.count_too(model_pass))
 
     def _timed_work(
         self, call: AttentionCall, chosen: Decision, fallback: Fallback, model_pass: ModelPass

@@ -45,10 +45,11 @@ def core(name: str, module: str = "comfy.model_patcher") -> Override:
     return override
 
 
-def test_a_node_of_this_pack_behind_this_one() -> None:
-    """The model has asked the nodes: nothing is wrong with its code."""
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_node_of_this_pack_behind_this_one(replaced: bool) -> None:
+    """The model has asked the nodes: nothing is wrong with its code. replaced: another pack's node is between them."""
     first = session_with()
-    second = session_with(make_override(first), slot=1)
+    second = session_with(halved if replaced else make_override(first), slot=1)
     override = make_override(second)
 
     def inner() -> None:

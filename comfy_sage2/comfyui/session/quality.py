@@ -59,7 +59,7 @@ def time_comfyui(call: AttentionCall, fallback: Fallback, model_pass: ModelPass)
             fallback()
         timer.stop()
         model_pass.session.record.add_comparison(call.form, timer)
-    except RuntimeError as error:  # such as too little memory: the backend may need less
+    except Exception as error:  # such as too little memory, or a form it does not take; the backend may serve the call
         warn = model_pass.session.dispatcher.warn_once
         warn(f"ComfyUI's attention could not be timed for the report: {error_text(error)}")
     finally:

@@ -170,7 +170,7 @@ def served(
             calls.count(f"{call_plan.backend.name}, {call_plan.options.mode}", None)
             return result
         reason = call_plan.reason  # torch may accept what the attention API refuses
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         if is_out_of_memory(error):
             raise
         reason = f"[SA-310] the kernel failed: {one_line(str(error))[:300]}"

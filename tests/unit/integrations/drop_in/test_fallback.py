@@ -111,18 +111,22 @@ def test_the_backend_that_is_asked_for_is_planned_for(monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize(
-    ("owner", "method", "message"),
-    [(ReferenceCall, "compute", "launch\nfailure"), (ReferenceBackend, "bind", "no image for this device")],
-    ids=["in the call", "where the call is planned"],
+    ("owner", "method", "error"),
+    [
+        (ReferenceCall, "compute", RuntimeError("launch\nfailure")),
+        (ReferenceCall, "compute", ValueError("refused after all")),
+        (ReferenceBackend, "bind", RuntimeError("no image for this device")),
+    ],
+    ids=["in the call", "by the module", "where the call is planned"],
 )
-def test_a_kernel_that_fails(owner: type, method: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_fails(owner: type, method: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*args: object, **options: object) -> Any:
-        raise RuntimeError(message)
+        raise error
 
     monkeypatch.setattr(owner, method, failing)
     q, k, v = qkv(1, 2, 8, 32)
     torch.testing.assert_close(functions.sageattn(q, k, v), scaled_dot_product_attention(q, k, v))
-    escaped = message.replace("\n", "\\n")
+    escaped = str(error).replace("\n", "\\n")
     assert f"[SA-310] the kernel failed: {escaped}" in serving.calls.lines()[1]
 
 

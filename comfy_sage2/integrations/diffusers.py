@@ -33,6 +33,7 @@ from ..dispatch.plan import CallPlan, Refusal, plan
 from ..options import AUTO, EXACT, AttentionOptions, check_choice
 from ..sparsity.call_blocks import run_sparse
 from ..sparsity.declared import Sparse
+from ..system.memory import is_out_of_memory
 from ..text import error_text
 from ..timing.measure import ensure_timed
 from .torch_attention import CallTensors, autocast, fitted
@@ -164,13 +165,20 @@ class Patch:
         if options.mode == AUTO and q.shape[-1] not in self.auto_modes:
             self.auto_modes[q.shape[-1]] = auto_mode(options, q.device, q.dtype, q.shape[-1]).reason
         optional = OptionalTensors(inputs.mask)
-        call_plan = plan(CallSignature.of(q, k, v, options, optional, self._routing))
-        if isinstance(call_plan, Refusal):
-            self.fallbacks[call_plan.reason] += 1
+        try:
+            call_plan = plan(CallSignature.of(q, k, v, options, optional, self._routing))
+            if isinstance(call_plan, Refusal):
+                self.fallbacks[call_plan.reason] += 1
+                return None
+            sparse = self._attend_sparsely(call_plan, q, k, v, optional)
+            out = run(call_plan, q, k, v, optional)[0] if sparse is None else sparse
+        except (RuntimeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
+            self.fallbacks[f"[SA-310] the kernel failed: {error_text(error)}"] += 1
             return None
-        out = self._attend_sparsely(call_plan, q, k, v, optional)
-        self.calls[f"{call_plan.backend.name}{'' if out is None else ', sparse'}"] += 1
-        return run(call_plan, q, k, v, optional)[0] if out is None else out
+        self.calls[f"{call_plan.backend.name}{'' if sparse is None else ', sparse'}"] += 1
+        return out
 
     def _attend_sparsely(
         self, dense: CallPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors

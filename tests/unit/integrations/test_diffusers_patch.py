@@ -17,6 +17,7 @@ from sequence_parallel.launch import start
 from torch.nn import functional as F
 
 from comfy_sage2 import Sparse
+from comfy_sage2.backends.reference import ReferenceCall
 from comfy_sage2.call.signature import ANY, IGNORED, NO_LESS_EXACT, CallSignature
 from comfy_sage2.dispatch.plan import CallPlan, Refusal, plan
 from comfy_sage2.integrations import diffusers
@@ -262,6 +263,14 @@ def test_sparse_self_attention_chooses_its_blocks_in_each_call(
 
 def _fails(*args: Any) -> None:
     raise RuntimeError("no memory")
+
+
+def test_a_call_whose_kernel_fails_goes_to_torch(transformer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = run(transformer)
+    monkeypatch.setattr(ReferenceCall, "compute", _fails)
+    with patch(transformer, backend="reference") as patched:
+        assert torch.equal(run(transformer), full)
+    assert patched.fallbacks == {"[SA-310] the kernel failed: no memory": 2 * LAYERS} and not patched.calls
 
 
 def test_short_calls_and_unknown_levels(transformer: Any) -> None:

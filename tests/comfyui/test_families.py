@@ -9,12 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-from tools.comfyui.server import ComfyServer, Prompt
 
 from .installations import REPOSITORY, Installation, comfyui_python
-from .prompts import LATENT, REPORT, sage
 
 pytestmark = pytest.mark.exhaustive
 
@@ -118,74 +114,3 @@ def test_steps_are_timed_with_each_attention(figures: dict[str, Any], family: st
     assert list(timed["seconds"]) == ["ComfyUI's default", *modes, "no attention"]
     assert all(seconds and min(seconds) > 0 for seconds in timed["seconds"].values())
     assert timed["served"].startswith(f"{CALLS[family]} reference · 8b")
-
-
-# Nodes that make an empty latent of picture and sound, and the text's channels.
-WITH_SOUND: dict[str, tuple[Prompt, int]] = {
-    "MiniMax H3": (
-        {"empty": {"class_type": "EmptyMiniMaxH3LatentAV", "inputs": {"width": 256, "height": 256, "length": 22}}},
-        64,
-    ),
-    "LTX-2": (
-        {
-            "video": {
-                "class_type": "EmptyLTXVLatentVideo",
-                "inputs": {"width": 256, "height": 256, "length": 25, "batch_size": 1},
-            },
-            # Without an audio VAE another model's sound does: the same channels, and as many steps as frequencies.
-            "sound": {"class_type": "EmptyAceStepLatentAudio", "inputs": {"seconds": 1.5, "batch_size": 1}},
-            "empty": {
-                "class_type": "LTXVConcatAVLatent",
-                "inputs": {"video_latent": ["video", 0], "audio_latent": ["sound", 0]},
-            },
-        },
-        256,
-    ),
-}
-
-
-def sampling(family: str, file: str, chain: Prompt) -> Prompt:
-    """A prompt that samples the model in `file`, through the node "sage" of `chain` if it has one."""
-    empty, channels = WITH_SOUND[family]
-    model = next(reversed(chain), "loader")
-    text = {"width": channels, "tokens": 24, "padded": 0}
-    return {
-        "loader": {"class_type": "UNETLoader", "inputs": {"unet_name": file, "weight_dtype": "default"}},
-        **chain,
-        **empty,
-        "positive": {"class_type": "TestRandomConditioning", "inputs": {**text, "seed": 0}},
-        "negative": {"class_type": "TestRandomConditioning", "inputs": {**text, "seed": 1}},
-        "sampler": {
-            "class_type": "KSampler",
-            "inputs": {
-                "model": [model, 0], "positive": ["positive", 0], "negative": ["negative", 0],
-                "latent_image": ["empty", 0], "seed": 3, "steps": STEPS, "cfg": 4.0, "sampler_name": "euler",
-                "scheduler": "simple", "denoise": 1.0,
-            },
-        },
-        "parts": {"class_type": "LTXVSeparateAVLatent", "inputs": {"av_latent": ["sampler", 0]}},
-        LATENT: {"class_type": "SaveLatent", "inputs": {"samples": ["parts", 0], "filename_prefix": "test/family"}},
-        REPORT: {"class_type": "SageAttention2Report", "inputs": {"model": [model, 0], "samples": ["sampler", 0]}},
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("family", WITH_SOUND)
-def test_models_with_sound_are_served_through_the_nodes(
-    server: ComfyServer, installation: Installation, family: str
-) -> None:
-    """From a file through ComfyUI's loader and its detection, with guidance, to the report."""
-    if not installation.is_newest:
-        pytest.skip("older versions lack the newer models")
-    file = f"tiny_{family.replace(' ', '_')}.safetensors"
-    command = [str(comfyui_python()), "-m", "tests.comfyui.tiny_families", str(installation.root)]
-    command += [str(server.base / "models" / "diffusion_models" / file), family]
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
-    plain = server.latent(server.run(sampling(family, file, sage("loader", mode="off"))), LATENT)
-    run = server.run(sampling(family, file, sage("loader", rotate="on")))
-    served = server.latent(run, LATENT)
-    assert not torch.equal(plain, served)
-    assert float(torch.nn.functional.cosine_similarity(plain.flatten(), served.flatten(), dim=0)) > 0.999
-    # Text and no text take a pass each, or share one.
-    calls = CALLS[family] * STEPS
-    text = run.outputs[REPORT]["text"][0]
-    assert f"{calls} of {calls} " in text or f"{2 * calls} of {2 * calls} " in text, text

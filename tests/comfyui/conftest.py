@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tiny_wan import Shapes, dit_shapes, write_checkpoint
+from tiny_wan import dit_shapes, write_checkpoint
 
 from tools.comfyui.frontends import frontend_folder, frontend_version
 from tools.comfyui.server import ComfyServer
@@ -17,7 +17,6 @@ from .installations import REPOSITORY, Installation, comfyui_python, installatio
 from .placeholders import write_placeholders
 
 SUPPORT = Path(__file__).with_name("support_nodes")
-NEWER_NODES = Path(__file__).with_name("newer_nodes.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,23 +34,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(line)
 
 
-def lora_shapes(shapes: Shapes, rank: int = 4) -> Shapes:
-    """Names and shapes of a LoRA of the self-attentions' queries in the model of `shapes`."""
-    lora: Shapes = {}
-    for name, shape in shapes.items():
-        if name.endswith("self_attn.q.weight"):
-            layer = f"diffusion_model.{name.removesuffix('.weight')}"
-            lora[f"{layer}.lora_down.weight"], lora[f"{layer}.lora_up.weight"] = (rank, shape[1]), (shape[0], rank)
-    return lora
-
-
 @pytest.fixture(scope="session")
 def base_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny checkpoints in folders as ComfyUI's, made once for all servers."""
     folder = tmp_path_factory.mktemp("checkpoints")
     write_checkpoint(folder / "diffusion_models" / "tiny_wan.safetensors", dit_shapes(), seed=1)
     write_checkpoint(folder / "diffusion_models" / "tiny_hunyuan.safetensors", hunyuan_shapes(), seed=2)
-    write_checkpoint(folder / "loras" / "tiny_wan.safetensors", lora_shapes(dit_shapes()), seed=3)
     return folder
 
 
@@ -85,7 +73,6 @@ def start(base_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
         if pack is not None:
             (nodes / "comfy_sage2").symlink_to(pack, target_is_directory=True)
         (nodes / "test_support").symlink_to(SUPPORT, target_is_directory=True)
-        (nodes / "test_newer_nodes.py").symlink_to(NEWER_NODES)
         for checkpoint in base_template.glob("*/*"):
             (models / checkpoint.parent.name).mkdir(exist_ok=True)
             (models / checkpoint.parent.name / checkpoint.name).symlink_to(checkpoint)

@@ -10,83 +10,56 @@ from typing import Any
 
 import torch
 from comfy.model_management import InterruptProcessingException
-from comfy_api.latest import ComfyExtension, io
 
-from .schema import patch_schema
-from .sparse import SparseAttention
-from .wan_wrapper import WanWrapperOnCpu
+from . import newer as newer
+from . import sparse as sparse
+from . import wan_wrapper as wan_wrapper
+from .registered import COUNT, node
+from .registered import NODE_CLASS_MAPPINGS as NODE_CLASS_MAPPINGS
 
 # MKL's vector functions set themselves up in the first call of a process. Where two threads make it at once, one of
 # them may compute its half less accurately, and a first sampling differs from the next one. One thread makes it here.
 torch.exp(torch.zeros(1))
 
 
-class RandomConditioning(io.ComfyNode):
+@node("TestRandomConditioning", "CONDITIONING", width=COUNT, tokens=COUNT, padded=COUNT, seed=COUNT)
+def random_conditioning(width: int, tokens: int, padded: int, seed: int) -> Any:
     """A random text embedding; `padded` tokens at its end are masked out."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="TestRandomConditioning",
-            category="testing",
-            inputs=[
-                io.Int.Input("width", default=4096, min=1, max=16384),
-                io.Int.Input("tokens", default=16, min=1, max=512),
-                io.Int.Input("padded", default=0, min=0, max=511),
-                io.Int.Input("seed", default=0, min=0, max=2**31),
-            ],
-            outputs=[io.Conditioning.Output()],
-        )
-
-    @classmethod
-    def execute(cls, width: int, tokens: int, padded: int, seed: int) -> io.NodeOutput:
-        generator = torch.Generator().manual_seed(seed)
-        embedding = torch.randn(1, tokens, width, generator=generator)
-        options = {"pooled_output": torch.randn(1, 768, generator=generator)}
-        if padded:
-            mask = torch.ones(1, tokens, dtype=torch.long)
-            mask[:, tokens - padded :] = 0
-            options["attention_mask"] = mask
-        return io.NodeOutput([[embedding, options]])
+    generator = torch.Generator().manual_seed(seed)
+    embedding = torch.randn(1, tokens, width, generator=generator)
+    options = {"pooled_output": torch.randn(1, 768, generator=generator)}
+    if padded:
+        mask = torch.ones(1, tokens, dtype=torch.long)
+        mask[:, tokens - padded :] = 0
+        options["attention_mask"] = mask
+    return [[embedding, options]]
 
 
-class HalvedAttention(io.ComfyNode):
+@node("TestHalvedAttention", "MODEL", model=("MODEL",))
+def halved_attention(model: Any) -> Any:
     """An override of another pack: halves each attention output that it computes itself."""
+    patched = model.clone()
 
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return patch_schema("TestHalvedAttention")
+    def override(func: Any, *args: Any, **kwargs: Any) -> Any:
+        return 0.5 * func(*args, **kwargs)
 
-    @classmethod
-    def execute(cls, model: Any) -> io.NodeOutput:
-        patched = model.clone()
-
-        def override(func: Any, *args: Any, **kwargs: Any) -> Any:
-            return 0.5 * func(*args, **kwargs)
-
-        patched.model_options.setdefault("transformer_options", {})["optimized_attention_override"] = override
-        return io.NodeOutput(patched)
+    patched.model_options.setdefault("transformer_options", {})["optimized_attention_override"] = override
+    return patched
 
 
-class HiddenAttention(io.ComfyNode):
+@node("TestHiddenAttention", "MODEL", model=("MODEL",))
+def hidden_attention(model: Any) -> Any:
     """A model that asks nobody for attention, as models do that call it without ComfyUI's hook."""
+    patched = model.clone()
 
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return patch_schema("TestHiddenAttention")
+    def wrapper(apply_model: Any, arguments: Any) -> Any:
+        options = dict(arguments["c"]["transformer_options"])
+        del options["optimized_attention_override"]
+        conditions = {**arguments["c"], "transformer_options": options}
+        return apply_model(arguments["input"], arguments["timestep"], **conditions)
 
-    @classmethod
-    def execute(cls, model: Any) -> io.NodeOutput:
-        patched = model.clone()
-
-        def wrapper(apply_model: Any, arguments: Any) -> Any:
-            options = dict(arguments["c"]["transformer_options"])
-            del options["optimized_attention_override"]
-            conditions = {**arguments["c"], "transformer_options": options}
-            return apply_model(arguments["input"], arguments["timestep"], **conditions)
-
-        patched.set_model_unet_function_wrapper(wrapper)
-        return io.NodeOutput(patched)
+    patched.set_model_unet_function_wrapper(wrapper)
+    return patched
 
 
 @contextmanager
@@ -121,63 +94,41 @@ def changed_outputs(change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[
             delattr(plans, name)
 
 
-class Fault(io.ComfyNode):
+@node("TestFault", "MODEL", model=("MODEL",), kind=("STRING", {}), place=("STRING", {}), number=COUNT)
+def fault(model: Any, kind: str, place: str, number: int) -> Any:
     """While the model is sampled, one attention call or one pass fails in a chosen way; `number` makes each run new.
 
     In place "every call of the backend" all of its results are `kind`, a number.
     """
+    patched = model.clone()
+    if kind == "none":
+        return patched
+    fail = failure(kind, AT_CALL if place != "model" else 1)
+    if place == "every call of the backend":
+        patched.add_wrapper_with_key("outer_sample", "testing", with_backend(lambda out: out.fill_(float(kind))))
+    elif place == "backend":
+        patched.add_wrapper_with_key("outer_sample", "testing", with_backend(fail))
+    elif place == "model":
 
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return patch_schema(
-            "TestFault",
-            io.String.Input("kind", default="none"),
-            io.String.Input("place", default="backend"),
-            io.Int.Input("number", default=0, min=0, max=2**31),
-        )
+        def passed(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            return fail(executor(*args, **kwargs))
 
-    @classmethod
-    def execute(cls, model: Any, kind: str, place: str, number: int) -> io.NodeOutput:
-        patched = model.clone()
-        if kind == "none":
-            return io.NodeOutput(patched)
-        fail = failure(kind, AT_CALL if place != "model" else 1)
-        if place == "every call of the backend":
-            patched.add_wrapper_with_key("outer_sample", "testing", with_backend(lambda out: out.fill_(float(kind))))
-        elif place == "backend":
-            patched.add_wrapper_with_key("outer_sample", "testing", with_backend(fail))
-        elif place == "model":
+        patched.add_wrapper_with_key("diffusion_model", "testing", passed)
+    else:
+        options = patched.model_options["transformer_options"]
+        before = options["optimized_attention_override"]
 
-            def passed(executor: Any, *args: Any, **kwargs: Any) -> Any:
-                return fail(executor(*args, **kwargs))
+        def override(func: Any, *args: Any, **kwargs: Any) -> Any:
+            return before(lambda *inner, **named: fail(func(*inner, **named)), *args, **kwargs)
 
-            patched.add_wrapper_with_key("diffusion_model", "testing", passed)
-        else:
-            options = patched.model_options["transformer_options"]
-            before = options["optimized_attention_override"]
-
-            def override(func: Any, *args: Any, **kwargs: Any) -> Any:
-                return before(lambda *inner, **named: fail(func(*inner, **named)), *args, **kwargs)
-
-            options["optimized_attention_override"] = override
-        return io.NodeOutput(patched)
+        options["optimized_attention_override"] = override
+    return patched
 
 
-class GivenValue(io.ComfyNode):
-    """Any value, from an output that can be linked to every input."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="TestGivenValue",
-            category="testing",
-            inputs=[io.String.Input("text", tooltip="The value as JSON.")],
-            outputs=[io.AnyType.Output()],
-        )
-
-    @classmethod
-    def execute(cls, text: str) -> io.NodeOutput:
-        return io.NodeOutput(json.loads(text))
+@node("TestGivenValue", "*", text=("STRING", {}))
+def given_value(text: str) -> Any:
+    """Any value, as JSON, from an output that can be linked to every input."""
+    return json.loads(text)
 
 
 AT_CALL = 5  # the second self-attention of the second step or pass
@@ -217,24 +168,13 @@ def with_backend(fail: Any) -> Any:
     return sample
 
 
-class ModelState(io.ComfyNode):
+@node("TestModelState", model=("MODEL",))
+def model_state(model: Any) -> str:
     """All that a model carries beside its weights, as text: patches, options, wrappers, callbacks, hooks."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="TestModelState",
-            category="testing",
-            is_output_node=True,
-            inputs=[io.Model.Input("model")],
-        )
-
-    @classmethod
-    def execute(cls, model: Any) -> io.NodeOutput:
-        kept = ("patches", "object_patches", "model_options", "callbacks", "wrappers", "injections", "attachments",
-                "additional_models", "hook_patches", "forced_hooks", "weight_wrapper_patches")  # fmt: skip
-        state = {name: describe(getattr(model, name)) for name in kept if hasattr(model, name)}
-        return io.NodeOutput(ui={"text": [json.dumps(state, sort_keys=True)]})
+    kept = ("patches", "object_patches", "model_options", "callbacks", "wrappers", "injections", "attachments",
+            "additional_models", "hook_patches", "forced_hooks", "weight_wrapper_patches")  # fmt: skip
+    state = {name: describe(getattr(model, name)) for name in kept if hasattr(model, name)}
+    return json.dumps(state, sort_keys=True)
 
 
 def describe(value: float) -> Any:
@@ -244,21 +184,3 @@ def describe(value: float) -> Any:
     if isinstance(value, (list, tuple, set)):
         return [describe(entry) for entry in value]
     return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
-
-
-class SupportExtension(ComfyExtension):
-    async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [
-            RandomConditioning,
-            HalvedAttention,
-            HiddenAttention,
-            Fault,
-            ModelState,
-            GivenValue,
-            SparseAttention,
-            WanWrapperOnCpu,
-        ]
-
-
-async def comfy_entrypoint() -> SupportExtension:
-    return SupportExtension()

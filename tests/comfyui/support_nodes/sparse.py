@@ -10,37 +10,32 @@ from typing import Any
 
 import torch
 from comfy.patcher_extension import CallbacksMP
-from comfy_api.latest import io
 
-from .schema import patch_schema
+from .registered import node
 
 OVERRIDE = "optimized_attention_override"
 
 
-class SparseAttention(io.ComfyNode):
+@node(
+    "TestSparseAttention", "MODEL", model=("MODEL",), start_percent=("FLOAT", {"default": 0.5, "min": 0.0, "max": 1.0})
+)
+def sparse_attention(model: Any, start_percent: float) -> Any:
     """Computes self-attention over every second token from `start_percent` on."""
+    patched = model.clone()
+    start = patched.get_model_object("model_sampling").percent_to_sigma(start_percent)
+    installed: list[Any] = []
 
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return patch_schema("TestSparseAttention", io.Float.Input("start_percent", default=0.5, min=0.0, max=1.0))
+    def install(options: dict[str, Any]) -> None:
+        current = options.get(OVERRIDE)
+        if current not in installed:
+            installed.append(sparse_override(current, start))
+            options[OVERRIDE] = installed[-1]
 
-    @classmethod
-    def execute(cls, model: Any, start_percent: float) -> io.NodeOutput:
-        patched = model.clone()
-        start = patched.get_model_object("model_sampling").percent_to_sigma(start_percent)
-        installed: list[Any] = []
-
-        def install(options: dict[str, Any]) -> None:
-            current = options.get(OVERRIDE)
-            if current not in installed:
-                installed.append(sparse_override(current, start))
-                options[OVERRIDE] = installed[-1]
-
-        install(patched.model_options.setdefault("transformer_options", {}))
-        patched.add_callback_with_key(
-            CallbacksMP.ON_PREPARE_STATE, "testing", lambda _, __, options: install(options["transformer_options"])
-        )
-        return io.NodeOutput(patched)
+    install(patched.model_options.setdefault("transformer_options", {}))
+    patched.add_callback_with_key(
+        CallbacksMP.ON_PREPARE_STATE, "testing", lambda _, __, options: install(options["transformer_options"])
+    )
+    return patched
 
 
 def sparse_override(previous: Any, start: float) -> Any:

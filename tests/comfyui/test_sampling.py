@@ -115,15 +115,6 @@ def test_an_earlier_override_serves_what_the_node_leaves_out(server: ComfyServer
     assert cosine(serving, latents(server, sampling("wan"))) > BOUNDS["8b"] > cosine(serving, alone)
 
 
-def test_step_range_and_attention_kind(server: ComfyServer) -> None:
-    options: dict[str, Any] = {"start_percent": 0.25, "end_percent": 0.75, "apply_to": "self only"}
-    text = report(server, sampling("wan", sage("loader", **options), steps=4))
-    # Two layers of self- and two of cross-attention; two texts in one pass or in two passes each step.
-    assert "16 attention calls: 4 in 8b" in text and "4 attention layers" in text, text
-    assert "the step is outside 'start percent' 0.25 to 'end percent' 0.75" in text, text
-    assert "cross-attention, and 'apply to' is 'self only'" in text, text
-
-
 @pytest.mark.parametrize("shared", [True, False], ids=["one node", "a node each"])
 def test_a_share_of_steps_is_that_of_the_sampler_and_not_of_the_schedule(server: ComfyServer, shared: bool) -> None:
     """A schedule of 6 steps, of which the first sampler takes 4; the second is a sampler of 2 steps to the node."""
@@ -168,17 +159,6 @@ def test_guard_runs_a_broken_pass_again(server: ComfyServer) -> None:
     assert (
         "Layers that the guard changed to a more exact mode" in text and "the model was run again in step 1;" in text
     ), text
-    unguarded = latents(server, sampling("wan", {"broken": broken, **sage("broken", guard=False)}))
-    assert not unguarded.isfinite().any()
-
-
-def test_sparse_leaves_short_calls_dense_and_says_so(server: ComfyServer) -> None:
-    plain, sparse = sampling("wan", sage("loader")), sampling("wan", sage("loader", sparse="strong"))
-    assert torch.equal(latents(server, plain), latents(server, sparse))
-    text = report(server, sparse)
-    assert "Key blocks skipped (sparse strong): none" in text
-    reason = "[SA-318] this call is too short to save time: it has fewer than 64 blocks of 128 keys"
-    assert text.count(reason) == 1, text
 
 
 @pytest.mark.exhaustive

@@ -8,49 +8,30 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.autotune.cost_model import TunedChoices
-from comfy_sage2.autotune.timings import PEER, Candidate, Times, Work
+from comfy_sage2.autotune.timings import PEER, Candidate
 from comfy_sage2.call.call_site import CallSite
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.guard import Downgrade
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import WHERE_FASTER
-from comfy_sage2.dispatch import registry
-from comfy_sage2.options import EXACT, MODES
 
 from .calls import REFERENCE, SIGMAS, call, settings, with_times
-from .test_exact import Constant, half
-from .test_faster_packages import NAME, Package
+from .cards import KITCHEN, card, half, install
 
-KITCHEN = Candidate(NAME, PEER)
+PEERS = Candidate(KITCHEN, PEER)
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Gives the CPU the times of a GPU: 8b takes 1 a pair, precise and the package as many as is said."""
-    kernel = Constant("sm90", MODES, value=2.0)
-    monkeypatch.setattr(
-        registry, "BACKENDS", (kernel, Constant("torch-cudnn", (EXACT,), value=3.0), registry.get("reference"))
-    )
-    monkeypatch.setattr(registry, "PEERS", (Package(NAME, MODES, value=5.0),))
+    install(monkeypatch, "sm90", "torch-cudnn")
 
-    def keep(precise: dict[int, float], *, kitchen: float = 9.0, kitchen_error: float = 0.02) -> None:
-        works = [Work(32, 4096, 4096, head_dim) for head_dim in precise]
-        seconds = {
-            **{(Candidate("sm90", "8b"), work): 1e-9 * work.pairs for work in works},
-            **{(Candidate("sm90", "precise"), work): 1e-9 * work.pairs * precise[work.head_dim] for work in works},
-            **{(KITCHEN, work): 1e-9 * work.pairs * kitchen for work in works},
-        }
-        errors = {
-            (candidate, head_dim): (error,)
-            for head_dim in precise
-            for candidate, error in (
-                (Candidate("sm90", "8b"), 0.04), (Candidate("sm90", "precise"), 0.01), (KITCHEN, kitchen_error)
-            )
-        }  # fmt: skip
-        with_times(monkeypatch, TunedChoices(Times(seconds, 0.0, errors)))
+    def keep(precise: float | dict[int, float], *, kitchen: float = 9.0, kitchen_error: float = 0.02) -> None:
+        eight, exacter = Candidate("sm90", "8b"), Candidate("sm90", "precise")
+        seconds, errors = {eight: 1.0, exacter: precise, PEERS: kitchen}, {eight: 0.04, exacter: 0.01}
+        with_times(monkeypatch, card(seconds, errors | {PEERS: kitchen_error}))
 
     return keep
 
@@ -84,15 +65,15 @@ def test_each_head_dim_has_its_mode_and_the_report_says_why(gpu: Callable[..., N
     }
 
 
-@pytest.mark.parametrize(("error", "backend"), [(0.02, "sm90"), (0.01, NAME)])
+@pytest.mark.parametrize(("error", "backend"), [(0.02, "sm90"), (0.01, KITCHEN)])
 def test_another_package_is_held_against_the_decided_mode(gpu: Callable[..., None], error: float, backend: str) -> None:
     """No less exact than precise, where that is what auto comes to: 8b would do with 0.04."""
-    gpu({64: 1.1, 128: 1.1}, kitchen=0.5, kitchen_error=error)
+    gpu(1.1, kitchen=0.5, kitchen_error=error)
     assert served(session_on_cpu(when=WHERE_FASTER), heads=1)[0] == backend
 
 
 def test_a_layer_that_the_guard_downgraded_is_precise(gpu: Callable[..., None]) -> None:
-    gpu({64: 1.5, 128: 1.5})
+    gpu(1.5)
     session = session_on_cpu(guard=True)
     guard = session.dispatcher.guard
     assert guard is not None

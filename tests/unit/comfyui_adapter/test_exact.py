@@ -6,52 +6,26 @@ from typing import Any
 
 import pytest
 import torch
-from fake_backend import FakeBackend
 
 from comfy_sage2.autotune.cost_model import TunedChoices
-from comfy_sage2.autotune.timings import PLAIN, Candidate, Times, Work
+from comfy_sage2.autotune.timings import PLAIN, Candidate
 from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, WHERE_FASTER
-from comfy_sage2.dispatch import registry
 from comfy_sage2.dispatch.plan import EXACT_IS_FASTER
-from comfy_sage2.options import EXACT, MODES, AttentionOptions
+from comfy_sage2.options import EXACT, AttentionOptions
 
 from .calls import SIGMAS, call, settings, with_times
+from .cards import VALUES, card, half, install
 
 FULL = "comfyui"
 
 
-class Constant(FakeBackend):
-    """A backend whose output tells who served, and whose flag says that it is broken."""
-
-    def compute(self, *tensors: Any) -> Any:
-        *_, optional = tensors
-        if optional.nonfinite is not None:
-            optional.nonfinite.fill_(1)
-        return super().compute(*tensors)
-
-
-QUANTIZED, CUDNN, FLASH = (
-    Constant("sm90", MODES, value=2.0),
-    Constant("torch-cudnn", (EXACT,), value=3.0),
-    Constant("torch-flash", (EXACT,), value=4.0),
-)
-WHO = {1.0: FULL, 2.0: "sm90", 3.0: "torch-cudnn", 4.0: "torch-flash"}
-
-
-def times(**seconds: float) -> TunedChoices:
-    """A GPU on which a pair takes this long: quantized, cudnn, flash, plain."""
-    names = {
-        "quantized": Candidate("sm90", "8b"), "cudnn": Candidate("torch-cudnn"), "flash": Candidate("torch-flash"),
-        "plain": Candidate(PLAIN),
-    }  # fmt: skip
-    works = [Work(16, n, n, 64) for n in (1024, 4096)]
-    return TunedChoices(
-        Times({(names[name], w): value * w.pairs for name, value in seconds.items() for w in works}, 0.0)
-    )
+def times(quantized: float, cudnn: float, flash: float, plain: float) -> TunedChoices:
+    names = Candidate("sm90", "8b"), Candidate("torch-cudnn"), Candidate("torch-flash"), Candidate(PLAIN)
+    return card(dict(zip(names, (quantized, cudnn, flash, plain), strict=True)), {})
 
 
 QUANTIZED_WINS = times(quantized=1.0, cudnn=2.0, flash=3.0, plain=3.0)
@@ -62,7 +36,7 @@ DEFAULT_WINS = times(quantized=1.0, cudnn=3.0, flash=3.0, plain=3.0)
 
 @pytest.fixture(autouse=True)
 def backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "BACKENDS", (QUANTIZED, CUDNN, FLASH, registry.get("reference")))
+    install(monkeypatch, "sm90", "torch-cudnn", "torch-flash")
 
 
 def session_of(is_first: bool = True, **options: Any) -> Session:
@@ -72,12 +46,9 @@ def session_of(is_first: bool = True, **options: Any) -> Session:
     return session
 
 
-def half(length: int = 64, keys: int | None = None) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.randn(1, n, 128).half() for n in (length, keys or length, keys or length))
-
-
 def who(session: Session, *tensors: torch.Tensor, **options: Any) -> str:
-    return WHO[call(session, *(tensors or half()), 2, **options).unique().item()]
+    value = call(session, *(tensors or half()), 2, **options).unique().item()
+    return next(name for name, own in VALUES.items() if own == value)
 
 
 @pytest.mark.parametrize(

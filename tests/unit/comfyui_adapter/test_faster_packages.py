@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from comfy_sage2.autotune.cost_model import TunedChoices
-from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate, Times, Work
+from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate
 from comfy_sage2.call.call_site import CallSite
 from comfy_sage2.comfyui.adapter import packs
 from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE, AttentionCall
@@ -22,59 +22,30 @@ from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, FASTEST, WHERE_FASTER
-from comfy_sage2.dispatch import registry
 from comfy_sage2.dispatch.plan import TORCHS_IS_FASTER
-from comfy_sage2.options import EXACT, MODES, AttentionOptions
+from comfy_sage2.options import AttentionOptions
 
 from .calls import SIGMAS, call, settings, with_times
-from .test_exact import Constant, half
+from .cards import KITCHEN, Package, card, half, install
 from .test_patch import Patcher
 
 CPU = torch.device("cpu")
-NAME = "comfy-kitchen"
-EIGHT, ROTATED, KITCHEN, OWN = (
-    Candidate("sm90", "8b"), Candidate("sm90", "8b", rotate=True), Candidate(NAME, PEER), Candidate(PLAIN),
+EIGHT, ROTATED, PEERS, OWN = (
+    Candidate("sm90", "8b"), Candidate("sm90", "8b", rotate=True), Candidate(KITCHEN, PEER), Candidate(PLAIN),
 )  # fmt: skip
-
-
-class Package(Constant):
-    """Another package's attention. Its first calls raise as often as `broken` says."""
-
-    is_peer = True
-    broken = 0
-
-    def compute(self, *tensors: Any) -> Any:
-        if self.broken:
-            self.broken -= 1
-            raise RuntimeError("[SA-115] the package failed")
-        return super().compute(*tensors)
 
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Package:
-    package = Package(NAME, MODES, value=5.0)
-    kernel = Constant("sm90", MODES, value=2.0)
-    monkeypatch.setattr(
-        registry, "BACKENDS", (kernel, Constant("torch-cudnn", (EXACT,), value=3.0), registry.get("reference"))
-    )
-    monkeypatch.setattr(registry, "PEERS", (package,))
-    return package
+    return install(monkeypatch, "sm90", "torch-cudnn")
 
 
 def on_card(
     monkeypatch: pytest.MonkeyPatch, *, kitchen: float = 0.8, own: float = 9.0, cudnn: float = 5.0, error: float = 0.01
 ) -> TunedChoices:
     """A GPU on which 8b takes 1 and these the others; 8b's error is 0.04, that of the package `error`."""
-    works = [Work(16, n, n, head_dim) for n in (1024, 4096) for head_dim in (64, 128)]
-    seconds = {EIGHT: 1.0, ROTATED: 1.0, KITCHEN: kitchen, OWN: own, Candidate("torch-cudnn"): cudnn}
-    errors = {EIGHT: 0.04, ROTATED: 0.04, KITCHEN: error}
-    choices = TunedChoices(
-        Times(
-            {(candidate, work): 1e-9 * value * work.pairs for candidate, value in seconds.items() for work in works},
-            0.0,
-            {(candidate, head_dim): (value,) for candidate, value in errors.items() for head_dim in (64, 128)},
-        )
-    )
+    seconds = {EIGHT: 1.0, ROTATED: 1.0, PEERS: kitchen, OWN: own, Candidate("torch-cudnn"): cudnn}
+    choices = card(seconds, {EIGHT: 0.04, ROTATED: 0.04, PEERS: error})
     with_times(monkeypatch, choices)
     return choices
 
@@ -97,10 +68,15 @@ def served(session: Session) -> tuple[str | None, str | None]:
 @pytest.mark.parametrize(
     ("options", "error", "backend", "code"),
     [
-        ({"when": WHERE_FASTER}, 0.01, NAME, "[SA-319] comfy-kitchen, no less exact than 8b, was measured"),
-        ({"when": WHERE_FASTER, "rotate": "on"}, 0.01, NAME, "[SA-319] comfy-kitchen, no less exact than 8b with rot"),
+        ({"when": WHERE_FASTER}, 0.01, KITCHEN, "[SA-319] comfy-kitchen, no less exact than 8b, was measured"),
+        (
+            {"when": WHERE_FASTER, "rotate": "on"},
+            0.01,
+            KITCHEN,
+            "[SA-319] comfy-kitchen, no less exact than 8b with rot",
+        ),
         ({"when": WHERE_FASTER}, 0.05, "sm90", "[SA-320] comfy-kitchen, less exact, was measured"),
-        ({"when": FASTEST}, 0.05, NAME, "[SA-319] comfy-kitchen, less exact than 8b, was measured"),
+        ({"when": FASTEST}, 0.05, KITCHEN, "[SA-319] comfy-kitchen, less exact than 8b, was measured"),
         ({"when": ALWAYS}, 0.01, "sm90", "[SA-320] comfy-kitchen, no less exact, was measured"),
         ({"when": FASTEST, "sparse": "light"}, 0.01, "sm90", "[SA-320] comfy-kitchen, no less exact, was measured"),
         ({"when": WHERE_FASTER, "backend": "reference"}, 0.01, "reference", None),
@@ -123,7 +99,7 @@ def test_who_serves_and_what_the_report_says(
         assert reason is None
         return
     assert reason is not None and reason.startswith(code)
-    row = f"  {NAME} ({reason}): 1 calls" if backend == NAME else f"({reason}): 1 calls"
+    row = f"  {KITCHEN} ({reason}): 1 calls" if backend == KITCHEN else f"({reason}): 1 calls"
     assert row in session_report(session)
 
 
@@ -146,7 +122,7 @@ def test_the_guard_goes_on_to_a_more_exact_mode(monkeypatch: pytest.MonkeyPatch,
     session = session_of(when=WHERE_FASTER, guard=True)
     call(session, *half(), 2)
     guard = session.dispatcher.guard
-    assert guard is not None and len(guard.downgrades) == 1 and NAME in guard.downgrades[0].text
+    assert guard is not None and len(guard.downgrades) == 1 and KITCHEN in guard.downgrades[0].text
     (share,) = session.record.summary().shares
     assert share.decision.backend == "sm90" and share.decision.options is not None
     assert share.decision.options.mode == "precise"
@@ -164,7 +140,7 @@ def test_comfyuis_own_attention_where_it_is_the_fastest(
     backend, reason = served(session_of(own_is_torchs=True, **options))
     assert backend == served_by and reason == (TORCHS_IS_FASTER if served_by is None else None)
     without_own = served(session_of(own_is_torchs=False, **options))[0]
-    assert without_own == (NAME if kitchen < 1.0 else "sm90")
+    assert without_own == (KITCHEN if kitchen < 1.0 else "sm90")
 
 
 def test_calls_of_unknown_time_are_not_left(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:

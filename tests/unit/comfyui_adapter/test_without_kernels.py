@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from comfy_sage2.autotune.cost_model import TunedChoices
-from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate, Times, Work
+from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate
 from comfy_sage2.backends import exact, peers
 from comfy_sage2.backends.peers import PeerFunctions
 from comfy_sage2.call.signature import ANY, NO_LESS_EXACT, CallSignature, Routing, TensorForm
@@ -17,16 +17,14 @@ from comfy_sage2.comfyui import patch
 from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.report.text import session_report, status
 from comfy_sage2.comfyui.settings import ALWAYS, FASTEST, WHERE_FASTER
-from comfy_sage2.dispatch import registry
 from comfy_sage2.dispatch.plan import CallPlan, plan
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 
 from .calls import SIGMAS, call, settings, with_times
-from .test_exact import Constant, half
-from .test_faster_packages import Package
+from .cards import KITCHEN, card, half, install
 from .test_patch import Patcher
 
-KITCHEN, SAGE, EXACT_NAMES = "comfy-kitchen", "sageattention", ("torch-cudnn", "torch-flash", "torch-efficient")
+SAGE, EXACT_NAMES = "sageattention", ("torch-cudnn", "torch-flash", "torch-efficient")
 # The compute capability of a card, None where torch calls it something else than "cuda", and what runs on it.
 CARDS: dict[str, tuple[tuple[int, int] | None, tuple[str, ...]]] = {
     "GTX 1080": ((6, 1), ()),
@@ -47,18 +45,14 @@ FAMILIES = {
     "Wan 2.2": (40, 32760, 32760, 128),
     "LTX": (32, 9000, 9000, 64),
 }
-WORKS = [Work(16, n, n, head_dim) for n in (1024, 4096) for head_dim in (64, 128)]
 ERRORS = {("reference", "8b"): 0.04, ("reference", "4b"): 0.1, ("reference", "precise"): 0.01}
 
 
 def measured(factors: dict[str, float], errors: dict[str, float]) -> TunedChoices:
     """A GPU on which attentions take so many times as long as ComfyUI's own."""
-    seconds: dict[tuple[Candidate, Work], float] = {}
-    for name, factor in {PLAIN: 1.0, **factors}.items():
-        candidate = Candidate(name, PEER) if name in errors else Candidate(name)
-        seconds |= {(candidate, work): 1e-12 * factor * work.pairs for work in WORKS}
-    of = ERRORS | {(name, PEER): error for name, error in errors.items()}
-    return TunedChoices(Times(seconds, 0.0, {(Candidate(*of_), d): (e,) for of_, e in of.items() for d in (64, 128)}))
+    named = {name: Candidate(name, PEER) if name in errors else Candidate(name) for name in (PLAIN, *factors)}
+    of = {Candidate(*each): error for each, error in ERRORS.items()} | {named[name]: errors[name] for name in errors}
+    return card({candidate: {PLAIN: 1.0, **factors}[name] for name, candidate in named.items()}, of)
 
 
 def signature(card: str, family: str, mode: str, peers_rule: str) -> CallSignature:
@@ -110,9 +104,7 @@ def test_who_computes_the_calls_of_a_card(monkeypatch: pytest.MonkeyPatch, card:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernels; a package and cuDNN, whose outputs tell who computed."""
-    reference = registry.get("reference")
-    monkeypatch.setattr(registry, "BACKENDS", (Constant("torch-cudnn", (EXACT,), value=3.0), reference))
-    monkeypatch.setattr(registry, "PEERS", (Package(KITCHEN, MODES, value=5.0),))
+    install(monkeypatch, "torch-cudnn")
     monkeypatch.setattr(patch, "own_is_torchs", lambda: True)
 
 

@@ -58,29 +58,43 @@ def test_the_title_names_what_differs_from_the_defaults(options: dict[str, Any],
 
 
 FROM, UNTIL = "'start percent' (start_percent)", "'end percent' (end_percent)"
+DENSE = "'dense at first' (dense_percent)"
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "reason"),
+    ("start", "end", "dense", "reason"),
     [
-        (0.6, 0.4, f"{FROM} must not be above {UNTIL}, got 0.6 and 0.4: lower the first or raise the second"),
-        (-0.1, 0.5, f"{FROM} must be from 0 to 1, got -0.1"),
-        (1.7, 1.0, f"{FROM} must be from 0 to 1, got 1.7"),
-        (0.5, 1.1, f"{UNTIL} must be from 0 to 1, got 1.1"),
-        (float("nan"), 1.0, f"{FROM} must be from 0 to 1, got nan"),
-        (0.0, float("nan"), f"{UNTIL} must be from 0 to 1, got nan"),
+        (0.6, 0.4, 0.0, f"{FROM} must not be above {UNTIL}, got 0.6 and 0.4: lower the first or raise the second"),
+        (-0.1, 0.5, 0.0, f"{FROM} must be from 0 to 1, got -0.1"),
+        (1.7, 1.0, 0.0, f"{FROM} must be from 0 to 1, got 1.7"),
+        (0.5, 1.1, 0.0, f"{UNTIL} must be from 0 to 1, got 1.1"),
+        (float("nan"), 1.0, 0.0, f"{FROM} must be from 0 to 1, got nan"),
+        (0.0, float("nan"), 0.0, f"{UNTIL} must be from 0 to 1, got nan"),
+        (0.0, 1.0, -0.1, f"{DENSE} must be from 0 to 1, got -0.1"),
+        (1.0, 1.0, 1.1, f"{DENSE} must be from 0 to 1, got 1.1"),
+        (0.5, 0.5, float("nan"), f"{DENSE} must be from 0 to 1, got nan"),
     ],
 )
-def test_steps_that_cannot_be(start: float, end: float, reason: str) -> None:
+def test_shares_that_cannot_be(start: float, end: float, dense: float, reason: str) -> None:
     """The reason names the cause: a start above 1 is also above the end."""
     with pytest.raises(ValueError) as refused:
-        Settings(start_percent=start, end_percent=end)
+        Settings(start_percent=start, end_percent=end, dense_percent=dense)
     assert str(refused.value) == f"[SA-402] {reason}"
 
 
-def test_steps_that_can_be() -> None:
-    for start, end in ((0.0, 1.0), (0.5, 0.5), (1.0, 1.0)):
-        Settings(start_percent=start, end_percent=end)
+@pytest.mark.parametrize(
+    ("shares", "active"),
+    [
+        ({}, range(10)),
+        ({"start_percent": 0.2, "end_percent": 0.8}, range(2, 8)),
+        ({"start_percent": 0.1 + 0.2}, range(3, 10)),  # a computed share, a little more than 3 / 10
+        ({"end_percent": 0.1 + 0.2}, range(3)),
+    ],
+    ids=str,
+)
+def test_step_range(shares: dict[str, float], active: range) -> None:
+    settings = Settings(**shares)  # type: ignore[arg-type]
+    assert [step for step in range(10) if settings.reason_for_step(step, 10) is None] == list(active)
 
 
 @pytest.mark.parametrize("mode", ["8b", "4b", "precise", "auto"])

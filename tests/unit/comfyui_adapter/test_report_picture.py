@@ -24,15 +24,12 @@ from comfy_sage2.comfyui.report.picture import (
     draw,
     figures,
 )
-from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.session.record import Decision, Share, SpeedComparison
+from comfy_sage2.comfyui.session.record import Decision, Share
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.settings import ALWAYS
 from comfy_sage2.options import AttentionOptions
-from tools import report_picture
 
 from .test_report import BY_KERNEL, Watch, session_of
-from .test_verdict import close, summary_of
+from .test_verdict import summary_of
 
 LEFT = Decision(reason="too short")
 
@@ -53,16 +50,16 @@ def session_with_calls(*decisions: Decision) -> Session:
 
 
 def test_the_figures_are_speed_closeness_and_who_computed() -> None:
-    faster = summary_of(speed=SpeedComparison(1, 14.0, 5.0), agreement=close(0.99989))
+    faster = summary_of((14.0, 5.0), 0.99989)
     assert figures(faster) == (
         ("1.9x faster", "10.0 s, was 19.0 s", GREEN),
         ("very close", "0.9998, 1 is identical", WHITE),
         ("8b", "100% of the time", WHITE),
     )
-    speed, closeness, computed_by = figures(summary_of(served=False))
+    speed, closeness, computed_by = figures(summary_of(backend=None))
     assert (speed.value, closeness.value, computed_by[:2]) == ("10.0 s", "?", ("ComfyUI", "100% of the time"))
-    assert figures(summary_of(speed=SpeedComparison(1, 1.0, 8.0)))[0].color == AMBER
-    assert figures(summary_of(agreement=close(float("nan"))))[1].value == "NaN"
+    assert figures(summary_of((1.0, 8.0)))[0].color == AMBER
+    assert figures(summary_of(cosine=float("nan")))[1].value == "NaN"
     not_timed = replace(faster, timed=False, shares=(Share(BY_KERNEL, 3, 0.0), Share(LEFT, 1, 0.0)))
     assert figures(not_timed)[2][:2] == ("8b", "75% of the calls")
     peer = replace(BY_KERNEL, backend="comfy-kitchen", is_peer=True, reason="faster here")
@@ -105,15 +102,3 @@ def test_a_text_that_is_too_long_is_shortened_and_not_left_out() -> None:
     image, _ = draw([session_of(expected=Decision(reason="x" * 400))])
     shortened = image.crop((WIDTH - MARGIN - 60, 0, WIDTH - MARGIN, HEIGHT))
     assert len(colors_of(shortened)) > 1  # the text goes on nearly to the margin
-
-
-def test_the_report_is_of_all_layers_and_steps() -> None:
-    sizes = report_picture.Sizes(tokens=40, text_tokens=16, layers=2, heads=2, head_dim=64, ffn=64)
-    settings = replace(report_picture.SETTINGS, backend="reference", when=ALWAYS)
-    session = report_picture.sampled(sizes, torch.device("cpu"), settings, steps=3)
-    summary = session.record.summary()
-    assert (summary.layers, summary.steps, summary.calls) == (4, 3, 12)
-    assert len(summary.agreement) == 12 and summary.timed
-    assert "12 attention calls: 12 in 8b" in report([session])
-    card, chart = draw([session])
-    assert card.size == (WIDTH, HEIGHT) and chart.height > HEIGHT == chart.width / 2

@@ -14,63 +14,41 @@ from .test_report import BY_KERNEL, Watch, session_of
 
 
 def summary_of(
-    *,
-    speed: SpeedComparison | None = None,
-    agreement: dict[tuple[int, int], Agreement] | None = None,
-    served: bool = True,
-    backend: str | None = BY_KERNEL.backend,
+    speed: tuple[float, float] | None = None, cosine: float | None = None, backend: str | None = BY_KERNEL.backend
 ) -> Summary:
-    """Ten seconds of sampling."""
+    """Ten seconds of sampling. speed: seconds of calls by ComfyUI's attention and by the backend; None: it has none."""
     session = session_of()
     session.begin_sampling([1.0, 0.0])
     session.record.begin_pass(Watch(10.0))
-    session.record.add(
-        0, 0, replace(BY_KERNEL, backend=backend) if served else Decision(reason="no kernel"), Watch(5.0)
-    )
-    whole = session.record.summary()
-    return Summary(
-        whole.steps, whole.layers, whole.seconds, whole.shares, whole.cells, agreement or {}, speed, whole.devices
-    )
+    decision = Decision(reason="no kernel") if backend is None else replace(BY_KERNEL, backend=backend)
+    session.record.add(0, 0, decision, Watch(5.0))
+    agreement = {} if cosine is None else {(0, 0): Agreement(cosine, 0.01, 0.1)}
+    comparison = None if speed is None else SpeedComparison(1, *speed)
+    return replace(session.record.summary(), agreement=agreement, speed=comparison)
 
 
-def close(cosine: float) -> dict[tuple[int, int], Agreement]:
-    return {(0, 0): Agreement(cosine, 0.01, 0.1)}
+FASTER, SLOWER, BY_REFERENCE = (14.0, 5.0), (1.0, 8.0), "no speed-up: the slow reference ran, not a GPU kernel"
 
 
 @pytest.mark.parametrize(
     "summary, words",
     [
+        (summary_of(FASTER, 0.99989), "1.9x faster sampling; very close to full precision (0.9998; 1 is identical)"),
+        (summary_of((5.3, 5.0)), "1.03x faster sampling; closeness not measured"),
+        (summary_of((5.01, 5.0)), "equally fast sampling; closeness not measured"),
         (
-            summary_of(speed=SpeedComparison(1, 14.0, 5.0), agreement=close(0.99989)),
-            "1.9x faster sampling; very close to full precision (0.9998; 1 is identical)",
-        ),
-        (summary_of(speed=SpeedComparison(1, 5.3, 5.0)), "1.03x faster sampling; closeness not measured"),
-        (summary_of(speed=SpeedComparison(1, 5.01, 5.0)), "equally fast sampling; closeness not measured"),
-        (
-            summary_of(speed=SpeedComparison(1, 1.0, 8.0), agreement=close(1.0)),
+            summary_of(SLOWER, 1.0),
             "3.3x slower sampling: ComfyUI's own attention is faster here; very close to full precision (1.0000; 1 is "
             "identical)",
         ),
-        (summary_of(agreement=close(0.995)), "speed not measured; close to full precision (0.9950; 1 is identical)"),
-        (
-            summary_of(agreement=close(0.97)),
-            "speed not measured; less close to full precision (0.9700; 1 is identical)",
-        ),
-        (summary_of(agreement=close(0.5)), "speed not measured; far from full precision (0.5000; 1 is identical)"),
-        (summary_of(agreement=close(float("nan"))), "speed not measured; the result has NaN or infinity"),
-        (
-            summary_of(speed=SpeedComparison(1, 1.0, 8.0), backend="reference"),
-            "no speed-up: the slow reference ran, not a GPU kernel (3.3x slower sampling); closeness not measured",
-        ),
-        (
-            summary_of(speed=SpeedComparison(1, 14.0, 5.0), backend="reference"),
-            "no speed-up: the slow reference ran, not a GPU kernel; closeness not measured",
-        ),
-        (
-            summary_of(backend="reference"),
-            "no speed-up: the slow reference ran, not a GPU kernel; closeness not measured",
-        ),
-        (summary_of(served=False), "no speed-up: ComfyUI's attention computed every call"),
+        (summary_of(cosine=0.995), "speed not measured; close to full precision (0.9950; 1 is identical)"),
+        (summary_of(cosine=0.97), "speed not measured; less close to full precision (0.9700; 1 is identical)"),
+        (summary_of(cosine=0.5), "speed not measured; far from full precision (0.5000; 1 is identical)"),
+        (summary_of(cosine=float("nan")), "speed not measured; the result has NaN or infinity"),
+        (summary_of(SLOWER, backend="reference"), f"{BY_REFERENCE} (3.3x slower sampling); closeness not measured"),
+        (summary_of(FASTER, backend="reference"), f"{BY_REFERENCE}; closeness not measured"),
+        (summary_of(backend="reference"), f"{BY_REFERENCE}; closeness not measured"),
+        (summary_of(backend=None), "no speed-up: ComfyUI's attention computed every call"),
         (session_of().record.summary(), "no attention call reached the node"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -156,12 +156,10 @@ def test_the_last_slice_is_let_go_before_the_attention(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("names", [(), ("rope_freqs",), ("transformer_options",)], ids=str)
 def test_arguments_that_a_model_leaves_out(names: tuple[str, ...]) -> None:
     """The module's own function is called as without the pack."""
-    attn, x, session = Attention(), torch.randn(TOKENS, 96), sampling()
+    model, x, session = Model(1), torch.randn(TOKENS, 96), sampling()
+    attn = model.blocks[0].attn
     given = {"rope_freqs": torch.ones(1, TOKENS, HEAD_DIM), "transformer_options": {}}
     given = {name: given[name] for name in names}
-    model = Model(0)
-    model.blocks.append(torch.nn.Module())
-    model.blocks[0].attn = attn
     with torch.no_grad(), hook.slicing(session, model):
         out = attn(x, **given)
     with torch.no_grad():
@@ -180,8 +178,7 @@ class Gated(Attention):
 def test_arguments_of_other_names(monkeypatch: pytest.MonkeyPatch, further: dict[str, Any], made: list[int]) -> None:
     """An argument that is not known keeps the call whole, and none is lost."""
     monkeypatch.setattr(Gated.forward, "__module__", "comfy.ldm.minimax.model")
-    model, x, session = Model(0), torch.randn(TOKENS, 96), sampling(report=False)
-    model.blocks.append(torch.nn.Module())
+    model, x, session = Model(1), torch.randn(TOKENS, 96), sampling(report=False)
     gated = model.blocks[0].attn = Gated()
     rope = torch.ones(1, TOKENS, HEAD_DIM)
     model_pass = session.begin_pass(1.0, CPU, {})
@@ -244,13 +241,6 @@ def test_the_function_of_another_pack_stays(where: str, monkeypatch: pytest.Monk
     assert model.blocks[1].attn.made in ([TOKENS], [])
 
 
-def test_a_method_that_was_put_back_is_no_other_packs() -> None:
-    model, x, session = Model(), torch.randn(TOKENS, 96), sampling(report=False)
-    model.blocks[0].attn.forward = model.blocks[0].attn.forward
-    assert close(run_pass(session, model, x), plainly(model, x))
-    assert labels(session) == ["2 reference · 8b · in slices"] and not session.wholes
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -271,41 +261,12 @@ def test_where_they_cannot_be_the_call_is_whole(options: dict[str, Any], reason:
     assert f"q, k and v of 4 calls were not sliced: [SA-324] {reason}" in report([session])
 
 
-def test_a_module_of_two_blocks_makes_the_slices_of_both() -> None:
-    model, x, session = Model(1), torch.randn(TOKENS, 96), sampling(report=False)
-    model.blocks.append(model.blocks[0])
-    assert close(run_pass(session, model, x), plainly(model, x))
-    assert labels(session) == ["2 reference · 8b · in slices"] and "forward" not in vars(model.blocks[0].attn)
-
-
 def test_blocks_of_vace_make_slices() -> None:
     model, x, session = Model(), torch.randn(TOKENS, 96), sampling(report=False)
     expected = plainly(model, x)
     model.vace_blocks, model.blocks = model.blocks[1:], model.blocks[:1]
     assert close(run_pass(session, model, x), expected)
     assert labels(session) == ["2 reference · 8b · in slices"]
-
-
-def test_two_full_slices_are_slices() -> None:
-    model, x, session = Model(), torch.randn(2 * SLICE, 96), sampling(report=False)
-    assert close(run_pass(session, model, x), plainly(model, x))
-    assert labels(session) == ["2 reference · 8b · in slices"]
-
-
-@pytest.mark.parametrize("tokens", [300, 2 * SLICE - 1])
-def test_short_calls_are_whole(tokens: int) -> None:
-    model, x, session = Model(), torch.randn(tokens, 96), sampling()
-    assert close(run_pass(session, model, x), plainly(model, x))
-    assert labels(session) == ["2 reference · 8b"] and not session.wholes
-
-
-def test_the_session_of_the_last_node_makes_the_slices() -> None:
-    first = session_with(guard=True)
-    second = session_with(make_override(first), 1, guard=True)
-    model, x = Model(), torch.randn(TOKENS, 96)
-    with hook.slicing(first, model):
-        out = run_pass(second, model, x)
-    assert close(out, plainly(model, x)) and labels(second) == ["2 reference · 8b · in slices"]
 
 
 def test_the_slices_of_a_node_are_no_other_packs_to_the_next_one() -> None:
@@ -323,7 +284,14 @@ def test_the_slices_of_a_node_are_no_other_packs_to_the_next_one() -> None:
     options = {OVERRIDE: make_override(second)}
     with torch.no_grad():
         pass_wrapper(first)(Executor(inner, comfyui_model), x, torch.ones(1), transformer_options=options)
-    assert labels(second) == ["2 reference · 8b · in slices"]
+    assert labels(second) == ["2 reference · 8b · in slices"] and not second.wholes
+
+
+@pytest.mark.parametrize(("tokens", "sliced"), [(2 * SLICE - 1, ""), (2 * SLICE, " · in slices")])
+def test_two_full_slices_are_slices_and_shorter_calls_are_whole(tokens: int, sliced: str) -> None:
+    model, x, session = Model(), torch.randn(tokens, 96), sampling(report=False)
+    assert close(run_pass(session, model, x), plainly(model, x))
+    assert labels(session) == [f"2 reference · 8b{sliced}"] and not session.wholes
 
 
 def test_another_attention_behind_the_node_gets_wholes() -> None:
@@ -361,21 +329,16 @@ def failing(error: Exception, after: int) -> Callable[..., None]:
 
 @pytest.mark.parametrize("after", [0, 1])
 def test_what_fails_in_slices_is_computed_as_a_whole(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    monkeypatch.setattr(ReferenceSlices, "add", failing(ValueError("must be of self-attention"), after))
-    model, x, session = Model(1), torch.randn(TOKENS, 96), sampling()
+    """Until the next sampling, which tries slices again."""
+    model, x, session = Model(1), torch.randn(TOKENS, 96), sampling(report=False)
     expected = plainly(model, x)
-    for _ in range(2):
-        assert close(run_pass(session, model, x), expected)
+    with monkeypatch.context() as patched:
+        patched.setattr(ReferenceSlices, "add", failing(ValueError("must be of self-attention"), after))
+        for _ in range(2):
+            assert close(run_pass(session, model, x), expected)
     assert labels(session) == ["2 reference · 8b"] and session.record.summary().layers == 1
     assert "quantizing in slices failed: must be of self-attention" in report([session])
     assert model.blocks[0].attn.made == [256] * (1 + after) + [TOKENS] * 2  # it is tried once
-
-
-def test_the_next_sampling_tries_slices_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x, session = Model(1), torch.randn(TOKENS, 96), sampling(report=False)
-    with monkeypatch.context() as patched:
-        patched.setattr(ReferenceSlices, "add", failing(ValueError("must be of self-attention"), 1))
-        run_pass(session, model, x)
     session.begin_sampling(SIGMAS, times_calls=False)
     run_pass(session, model, x)
     assert labels(session) == ["1 reference · 8b · in slices"] and "not sliced" not in report([session])

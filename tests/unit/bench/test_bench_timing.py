@@ -15,16 +15,6 @@ from lab.bench.kernel_times import KernelTimer
 from lab.bench.timing import RoundMedian, Timed, Turn, time_in_rounds
 
 
-class Clock:
-    """A clock that only the timed calls move."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class FakeTimer(KernelTimer):
     """Kernels that take half of their call."""
 
@@ -53,27 +43,27 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Times calls of given lengths."""
 
     def timed(milliseconds: dict[str, float], seconds: float) -> Run:
-        clock, visits = Clock(), []
+        clock, visits = [0.0], []
 
         def subject(name: str) -> PreparedCandidate:
             def call() -> torch.Tensor:
-                clock.now += milliseconds[name] / 1e3
+                clock[0] += milliseconds[name] / 1e3
                 visits.append(name)
                 return torch.empty(0)
 
             return PreparedCandidate(Call(call), Call(call))
 
         def visit(call: Any, turn: Turn) -> float:
-            begin = clock.now
+            begin = clock[0]
             for _ in range(turn.timed):  # the clock of these tests leaves out what is not timed
                 call()
-            return (clock.now - begin) * 1e3 / turn.timed
+            return (clock[0] - begin) * 1e3 / turn.timed
 
         monkeypatch.setattr(timing, "visit", visit)
         monkeypatch.setattr(timing, "milliseconds_to_enqueue", lambda run, calls: 0.01)
         monkeypatch.setattr(timing, "heat", lambda seconds: None)
         subjects, timer = {name: subject(name) for name in milliseconds}, FakeTimer(milliseconds)
-        return Run(time_in_rounds(subjects, seconds, timer.measure, random.Random(1), clock), visits, timer)
+        return Run(time_in_rounds(subjects, seconds, timer.measure, random.Random(1), lambda: clock[0]), visits, timer)
 
     return timed
 

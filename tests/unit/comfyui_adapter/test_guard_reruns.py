@@ -34,16 +34,6 @@ def test_broken_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     assert len(caplog.records) == 1 and "call 0 gave" in caplog.text
 
 
-def test_a_whole_pass_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = []
-    monkeypatch.setattr("comfy_sage2.comfyui.session.guard.is_finite", lambda out: looked.append(1))
-    session, means = sampled(monkeypatch, Breaking(), ones, at_end=True)
-    assert means == [2.0] * (2 * LAYERS)
-    assert guard_of(session).repeated == [] and session.record.summary().calls == 2 * LAYERS
-    assert not looked, "no call was waited for"
-    assert "run again" not in report([session])
-
-
 class Copies:
     """After how many calls of their pass flags are copied."""
 
@@ -232,22 +222,15 @@ def test_a_function_put_on_the_model_is_seen(monkeypatch: pytest.MonkeyPatch, ho
     assert guard_of(session).repeated == []
 
 
-def test_plain_values_put_on_the_model_are_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_plain_values_and_compiled_models_are_no_cache(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    """ComfyUI puts a compiled model in the model's place around each pass."""
     serve_by(monkeypatch, Breaking(1))
     session = node_session(settings(guard=True))
     diffusion = Diffusion(make_override(session))
+    model: Any = torch.compile(diffusion) if compiled else diffusion
     patches = {"diffusion_model.default_ref_method": "index", "model_sampling": lambda: None}
-    assert sampled_by_comfyui(session, diffusion, diffusion, object_patches=patches) == [6.0, 6.0]
-    assert guard_of(session).repeated == [0]
-
-
-def test_a_compiled_model_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ComfyUI puts it in the model's place around each pass."""
-    serve_by(monkeypatch, Breaking(1))
-    session = node_session(settings(guard=True))
-    diffusion = Diffusion(make_override(session))
-    compiled: Any = torch.compile(diffusion)
-    assert sampled_by_comfyui(session, diffusion, compiled) == [6.0, 6.0]
+    assert sampled_by_comfyui(session, diffusion, model, object_patches=patches) == [6.0, 6.0]
     assert guard_of(session).repeated == [0]
 
 

@@ -139,34 +139,28 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 @pytest.mark.parametrize("settings", [{"guard": True}, {"measures_quality": True}], ids=str)
-def test_what_is_made_for_a_pass_is_not_recorded(recorder: Recorder, settings: dict[str, Any]) -> None:
-    session = session_with(**settings)
+def test_what_is_made_for_a_pass_and_comparisons_are_not_recorded(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    session, measure = session_with(**settings), quality.measure
 
     class Looking(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             recorder.look()
             return func(*args, **(kwargs or {}))
 
-    with Looking():  # type: ignore[no-untyped-call]
-        session.begin_pass(1.0, CPU, {})
-    assert recorder.seen and not any(recorder.seen)
-    assert recorder.records
-
-
-def test_comparisons_are_not_recorded(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    measure = quality.measure
-
     def looking(*args: Any, **kwargs: Any) -> torch.Tensor:
         recorder.look()
         return measure(*args, **kwargs)
 
     monkeypatch.setattr(quality, "measure", looking)
-    session = session_with(measures_quality=True)
-    model_pass = session.begin_pass(1.0, CPU, {})
+    with Looking():  # type: ignore[no-untyped-call]
+        model_pass = session.begin_pass(1.0, CPU, {})
+    made = len(recorder.seen)
     with model_passes.running(0, model_pass):
         block(session, calls=2)
-    assert recorder.seen == [False, False]
-    assert recorder.records
+    assert made and len(recorder.seen) == made + 2 * session.measures_quality
+    assert not any(recorder.seen) and recorder.records
 
 
 def test_other_versions_of_comfyui_record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

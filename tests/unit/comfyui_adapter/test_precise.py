@@ -36,6 +36,22 @@ def sampled(kernel: Kernel, monkeypatch: pytest.MonkeyPatch, **options: Any) -> 
     return session, [float(call(session, *qkv(), 2, sigma=sigma).mean()) for sigma in (1.0, 0.5)]
 
 
+@pytest.mark.parametrize(
+    ("mode", "broken", "asked", "words"),
+    [
+        ("8b", Kernel.ORDER, ["8b", "precise"], "(reference · 8b, then reference · precise); ComfyUI's attention"),
+        ("precise", ("precise",), ["precise"], "(reference · precise); ComfyUI's attention"),
+    ],
+)
+def test_where_precise_breaks_comfyui_computes(
+    monkeypatch: pytest.MonkeyPatch, mode: str, broken: tuple[str, ...], asked: list[str], words: str
+) -> None:
+    kernel = Kernel(*broken)
+    session, means = sampled(kernel, monkeypatch, mode=mode)
+    assert means == [1.0, 1.0] and kernel.asked == asked
+    assert f"{words} computed it again" in report([session])
+
+
 @pytest.mark.parametrize("mode", ["8b", "4b"])
 def test_the_guard_takes_precise_next(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel("8b", "4b")
@@ -49,13 +65,6 @@ def test_the_guard_takes_precise_next(mode: str, monkeypatch: pytest.MonkeyPatch
     assert session.dispatcher.guard is not None and not session.dispatcher.guard.downgraded
 
 
-def test_where_precise_breaks_too_comfyui_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Kernel(*Kernel.ORDER)
-    session, means = sampled(kernel, monkeypatch)
-    assert means == [1.0, 1.0] and kernel.asked == ["8b", "precise"]
-    assert "(reference · 8b, then reference · precise); ComfyUI's attention computed it again" in report([session])
-
-
 def test_a_layer_that_breaks_in_precise_later_is_left_to_comfyui(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel("8b")
     session, _ = sampled(kernel, monkeypatch)
@@ -63,9 +72,3 @@ def test_a_layer_that_breaks_in_precise_later_is_left_to_comfyui(monkeypatch: py
     assert [float(call(session, *qkv(), 2, sigma=0.25).mean()) for _ in range(2)] == [1.0, 1.0]
     assert kernel.asked == ["8b", "precise", "precise", "precise"]
     assert "in step 4 (reference · precise); ComfyUI's attention computed it again" in report([session])
-
-
-def test_after_precise_comes_comfyui(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Kernel("precise")
-    _, means = sampled(kernel, monkeypatch, mode="precise")
-    assert means == [1.0, 1.0] and kernel.asked == ["precise"]

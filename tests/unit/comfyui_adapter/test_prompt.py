@@ -36,11 +36,13 @@ def in_run(monkeypatch: pytest.MonkeyPatch, number: object) -> None:
     install_module(monkeypatch, "comfy_execution.utils", get_executing_context=lambda: context)
 
 
-def with_queue(monkeypatch: pytest.MonkeyPatch, running: object) -> None:
+def queue_of(running: object) -> object:
     """A server whose queue runs these."""
-    queue = SimpleNamespace(currently_running=running)
-    server = SimpleNamespace(instance=SimpleNamespace(prompt_queue=queue))
-    install_module(monkeypatch, "server", PromptServer=server)
+    return SimpleNamespace(prompt_queue=SimpleNamespace(currently_running=running))
+
+
+def with_queue(monkeypatch: pytest.MonkeyPatch, running: object) -> None:
+    install_module(monkeypatch, "server", PromptServer=SimpleNamespace(instance=queue_of(running)))
 
 
 def item(number: object, prompt: object, extra: object = None) -> tuple[object, ...]:
@@ -100,31 +102,27 @@ def test_a_report_says_whether_quality_is_measured(
 
 
 @pytest.mark.parametrize(
-    "running",
+    "server",
     [
         None,
-        [item("run", SAMPLED)],
-        {0: None},
-        {0: "run"},
-        {0: ("run",)},
-        {0: {1: "run"}},
-        {0: item("run", None)},
-        {0: item("run", [SAMPLED])},
+        SimpleNamespace(),
+        SimpleNamespace(prompt_queue=None),
+        queue_of(None),
+        queue_of([item("run", SAMPLED)]),
+        queue_of({0: None}),
+        queue_of({0: "run"}),
+        queue_of({0: ("run",)}),
+        queue_of({0: {1: "run"}}),
+        queue_of({0: item("run", None)}),
+        queue_of({0: item("run", [SAMPLED])}),
     ],
     ids=repr,
 )
-def test_what_cannot_be_told_is_timed(monkeypatch: pytest.MonkeyPatch, running: object) -> None:
-    """A queue of another version, or of another pack."""
+def test_what_cannot_be_told_is_timed(monkeypatch: pytest.MonkeyPatch, server: object) -> None:
+    """A server or a queue of another version, or of another pack."""
     in_run(monkeypatch, "run")
-    with_queue(monkeypatch, running)
+    install_module(monkeypatch, "server", PromptServer=SimpleNamespace(instance=server))
     assert reads_times() and notes_on_others() == ()
-
-
-@pytest.mark.parametrize("instance", [None, SimpleNamespace(), SimpleNamespace(prompt_queue=None)])
-def test_a_server_without_a_queue(monkeypatch: pytest.MonkeyPatch, instance: object) -> None:
-    in_run(monkeypatch, "run")
-    install_module(monkeypatch, "server", PromptServer=SimpleNamespace(instance=instance))
-    assert reads_times()
 
 
 ODD = {"1": None, "2": REPORT, "3": {"class_type": [REPORT]}, "4": {}, "5": {"class_type": None, "inputs": None}}

@@ -29,8 +29,10 @@ def everywhere(level: str = "medium", **options: Any) -> SparseSession:
         (focused(8), {"mask": torch.ones(1, 1, TOKENS, dtype=torch.bool)}, "this call has a mask"),
         (focused(8, tokens=TOKENS - 128), {}, "fewer than 8 blocks"),
         ([focused(8)[0], *focused(8, tokens=1500)[1:]], {}, None),
+        # As LTX's guides: they attend to all tokens.
+        ([focused(8)[0][:, :512], *focused(8)[1:]], {}, "this is not self-attention: its queries and keys differ"),
     ],
-    ids=["mask", "short", "cross"],
+    ids=["mask", "short", "cross", "a part of the queries"],
 )
 def test_other_calls_are_dense(tensors: list[torch.Tensor], keywords: dict[str, Any], reason: str | None) -> None:
     session, plain = everywhere(), sparse("off")
@@ -54,14 +56,6 @@ def test_exact_attention_stays_exact() -> None:
     session.sampled(focused(10), 2)
     reason = "[SA-318] an exact attention computes such calls and skips no key blocks"
     assert f"  2 calls computed all key blocks: {reason}\n" in report([session]) and not session.figures()
-
-
-def test_a_part_of_the_queries_has_all_blocks() -> None:
-    """As LTX's guides: they attend to all tokens."""
-    session, (q, k, v) = everywhere(), focused(10)
-    session.sampled([q[:, :512], k, v], 2)
-    assert "[SA-318] this is not self-attention: its queries and keys differ in number" in report([session])
-    assert session.listed() == [False, False]
 
 
 @pytest.mark.parametrize("broken", ["sparsity.choices.block_scores", "comfyui.session.sparsity.listed_plan", "kernel"])

@@ -74,15 +74,6 @@ def test_a_further_evaluation_of_a_step_uses_the_choice_of_the_first() -> None:
     assert torch.equal(outs[1], by_mask(after, selected("light", before))) and session.figures()[0].choices == 1
 
 
-def test_each_layer_has_its_own_blocks() -> None:
-    calls = focused(5), focused(5, beside=2)
-    session = light()
-    session.run(0, *calls)
-    for out, call in zip(session.run(1, *calls), calls, strict=True):
-        assert torch.equal(out, chosen(call))
-    assert set(session.figures()) == {0, 1}
-
-
 @pytest.mark.parametrize("of_pass", [{"uuids": ["a"]}, {"uuids": ["b"], "context_window": Window([4, 5])}])
 def test_another_prompt_or_window_chooses_its_own(of_pass: dict[str, Any]) -> None:
     caption, other = focused(19), focused(20, beside=3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.attention.bias
 
-from comfy_sage2.comfyui.adapter import attention_call, packs
+from comfy_sage2.comfyui.adapter import packs
 from comfy_sage2.comfyui.adapter.attention_call import INSIDE, AttentionCall, CallForm
 
 
@@ -25,16 +25,12 @@ def test_what_other_parts_read_is_no_unknown_argument() -> None:
     assert AttentionCall.of((*torch.randn(3, 1, 16, 64).unbind(), 2), known).unknown == ()
 
 
-def test_forms_of_many_calls_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def form(heads: int) -> CallForm:
-        return AttentionCall.of((*torch.zeros(3, 1, 16, 64).unbind(), heads), {}).form
+def test_forms_of_many_calls_are_not_kept() -> None:
+    def form(number: int) -> CallForm:
+        return AttentionCall.of((*torch.zeros(3, 1, 16, 64).unbind(), 1), {"scale": 1.0 + number}).form
 
-    monkeypatch.setattr(attention_call, "_MAX_FORMS", 4)
-    first = form(1)
-    assert form(1) is first
-    for heads in (2, 4, 8, 16):
-        form(heads)
-    assert form(1) is not first
+    forms = [form(number) for number in range(2000)]
+    assert form(1999) is forms[1999] and form(0) is not forms[0]
 
 
 def test_a_fallback_has_all_that_was_given() -> None:

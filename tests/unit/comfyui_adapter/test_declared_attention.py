@@ -153,14 +153,6 @@ def test_an_override_of_another_pack_may_stand_between(host: Any) -> None:
     assert len(child.calls) == 1
 
 
-@pytest.mark.parametrize("child", [None, Child(None), Child(INT8, available=False)], ids=["none", "empty", "missing"])
-def test_without_a_declaration_comfyuis_attention_serves(host: Any, child: Child | None) -> None:
-    session = session_with(start_percent=0.5)
-    out = attend(host, session, child)
-    assert torch.equal(out, torch.ones_like(out))
-    assert [share.decision.by for share in session.record.summary().shares] == [None]
-
-
 def test_an_earlier_node_keeps_its_place(host: Any) -> None:
     """ComfyUI asks an override before the file; that of an earlier node is one."""
     child = Child(INT8)
@@ -202,6 +194,7 @@ def test_what_the_device_lacks_is_said(host: Any) -> None:
     session = session_with()
     session.declared = declared_layers(model_of(Child(INT8, available=False), Child(None)))
     assert not session.declared.served and session.declared.missing == {"comfy_kitchen_int8": 1}
+    assert declared(Child(INT8, available=False)) is None
     assert "This device does not have it" in status(session)
 
 

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from comfy_sage2.autotune import accumulators
-from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.session.dispatcher import probe
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.dispatch import registry
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
@@ -42,10 +40,6 @@ def test_the_report_names_half_precision(monkeypatch: pytest.MonkeyPatch, option
     assert probe(CPU, settings()).options == AttentionOptions(pv_accumulator="fp16", rotate="off")
 
 
-def test_single_precision_is_not_named() -> None:
-    assert served()[2] == "reference · 8b"
-
-
 @pytest.mark.parametrize("rotate", ["off", "on", "auto"])
 @pytest.mark.parametrize("mode", ["8b", "4b"])
 def test_every_call_is_rotated_as_the_node_says(mode: str, rotate: str) -> None:
@@ -64,22 +58,3 @@ def test_the_node_computes_in_precise(smooth_v: bool) -> None:
     out, (q, k, v), label, _ = served(**options)
     assert Agreement.of(out, exact_attention(q, k, v)[0]).relative_l1 < 0.012
     assert label == "reference · precise · rotation"
-
-
-@pytest.mark.parametrize(
-    ("options", "lacks", "reason"),
-    [
-        ({"mode": "precise"}, option_is("mode", "8b", "4b"), "mode must be 8b or 4b here, got precise"),
-        ({"mode": "4b", "rotate": "on"}, option_is("rotate", "off"), "rotate must be off here, got on"),
-        ({"mode": "auto", "rotate": "on"}, option_is("rotate", "off"), "rotate must be off here, got on"),
-    ],
-    ids=["precise", "4b rotated", "auto rotated"],
-)
-def test_a_backend_that_lacks_an_option_leaves_the_call_to_comfyui(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], lacks: Any, reason: str
-) -> None:
-    monkeypatch.setattr(registry.get("reference"), "constraints", (lacks,))
-    assert probe(CPU, settings(**options)).reason == f"[SA-206] {reason}"
-    assert probe(CPU, settings()).backend == "reference"
-    out, _, label, _ = served(**options)
-    assert torch.equal(out, torch.ones_like(out)) and label == f"[SA-206] {reason}"

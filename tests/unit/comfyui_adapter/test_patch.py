@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE
 from comfy_sage2.comfyui.hooks.sampling import COMPILE_OPTIONS, OUTER_SAMPLE, WRAPPER_KEY, sessions_of
 from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.report.text import report, session_headline
-from comfy_sage2.comfyui.session import model_passes
 
 from .calls import Executor, settings
 
@@ -90,19 +88,3 @@ def test_a_report_knows_how_far_a_sampling_without_a_pass_came() -> None:
     assert "nothing was sampled" not in text + told[-1]
     sampled(model, sampler=lambda: told.append(report([session])))
     assert "the sampling is running, and the model has not finished a pass yet" in told[-2]
-
-
-def test_a_sampling_that_stopped_early_is_told_as_that() -> None:
-    model = patch_model(Patcher(), settings())
-    (session,) = sessions_of(model)
-
-    def stopped_within() -> None:
-        override = model.override_options[OVERRIDE]
-        with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
-            override(lambda *args, **kwargs: args[0], *torch.randn(3, 1, 16, 64).unbind(0), 2)
-        stopped()
-
-    with pytest.raises(Interrupted):
-        sampled(model, sampler=stopped_within)
-    assert "1 attention calls: 1 in 8b by the slow reference; stopped in step 1 of 1" in report([session])
-    assert "stopped in step 1 of 1" in session_headline(session)

@@ -157,17 +157,6 @@ def test_a_decision_ends_with_the_times_and_the_backends(monkeypatch: pytest.Mon
     assert (call(session, *tensors, HEADS) == 1.0).all() and asked == [1, 1]
 
 
-def test_two_models_in_turn() -> None:
-    """Of one shape and another node each."""
-    first, second, tensors = session_with(), session_with(apply_to="self only", mode="4b"), qkv(64, 32)
-    own = qkv()
-    for _ in range(3):
-        assert (call(first, *tensors, HEADS) != 1.0).any() and (call(second, *tensors, HEADS) == 1.0).all()
-        assert not torch.equal(call(first, *own, HEADS), call(second, *own, HEADS))
-    assert [share.calls for share in first.record.summary().shares] == [6]
-    assert [share.calls for share in second.record.summary().shares] == [3, 3]
-
-
 def test_threads_that_call_at_once(fresh_seed: int) -> None:
     """As ComfyUI drives several GPUs: each thread is in a pass of its own."""
     torch.manual_seed(fresh_seed)

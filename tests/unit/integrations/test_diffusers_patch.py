@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MethodType, SimpleNamespace
@@ -181,40 +182,34 @@ def signatures(monkeypatch: pytest.MonkeyPatch) -> list[CallSignature]:
     return seen
 
 
-@pytest.mark.parametrize(
-    ("choices", "expected"),
-    [
-        ({}, AttentionOptions("auto", pv_accumulator="auto")),
-        ({"mode": "4b", "smooth_v": True}, AttentionOptions("4b", smooth_v=True, pv_accumulator="auto")),
-        ({"options": AttentionOptions(rotate="off")}, AttentionOptions(rotate="off")),
-    ],
-    ids=["defaults", "choices", "options"],
-)
-def test_options_of_the_calls(
-    transformer: Any, signatures: list[CallSignature], choices: dict[str, Any], expected: AttentionOptions
-) -> None:
-    with patch(transformer, **choices) as patched:
-        run(transformer)
-    assert patched.options == expected
-    assert [signature.options for signature in signatures] == [expected] * (2 * LAYERS)
+AUTO = AttentionOptions("auto", pv_accumulator="auto")
 
 
 @pytest.mark.parametrize(
-    ("choices", "where_faster", "peers"),
+    ("choices", "options", "where_faster", "peers"),
     [
-        ({}, True, NO_LESS_EXACT),
-        ({"when": "always"}, False, IGNORED),
-        ({"when": "whatever is fastest"}, True, ANY),
-        ({"mode": EXACT}, False, NO_LESS_EXACT),
-        ({"backend": "reference"}, False, IGNORED),
+        ({}, AUTO, True, NO_LESS_EXACT),
+        ({"mode": "4b", "smooth_v": True}, replace(AUTO, mode="4b", smooth_v=True), True, NO_LESS_EXACT),
+        ({"options": AttentionOptions(rotate="off")}, AttentionOptions(rotate="off"), True, NO_LESS_EXACT),
+        ({"when": "always"}, AUTO, False, IGNORED),
+        ({"when": "whatever is fastest"}, AUTO, True, ANY),
+        ({"mode": EXACT}, replace(AUTO, mode=EXACT), False, NO_LESS_EXACT),
+        ({"backend": "reference"}, AUTO, False, IGNORED),
     ],
     ids=str,
 )
-def test_who_may_serve_the_calls(
-    transformer: Any, signatures: list[CallSignature], choices: dict[str, Any], where_faster: bool, peers: str
+def test_options_of_the_calls_and_who_may_serve_them(
+    transformer: Any,
+    signatures: list[CallSignature],
+    choices: dict[str, Any],
+    options: AttentionOptions,
+    where_faster: bool,
+    peers: str,
 ) -> None:
-    with patch(transformer, **choices):
+    with patch(transformer, **choices) as patched:
         run(transformer)
+    assert patched.options == options
+    assert [signature.options for signature in signatures] == [options] * (2 * LAYERS)
     routings = {signature.routing for signature in signatures}
     assert {(routing.where_faster, routing.peers, routing.own_is_torchs) for routing in routings} == {
         (where_faster, peers, True)

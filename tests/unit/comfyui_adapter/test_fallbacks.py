@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from comfy_sage2.attention import attention
 from comfy_sage2.backends.reference import ReferenceBackend
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.session import model_passes, quality
+from comfy_sage2.comfyui.session import quality
 from comfy_sage2.comfyui.session.recorder import Recorder
 
-from .calls import SIGMAS, call, node_session, ones, qkv, raising, reasons, serve_by, session_with, settings
+from .calls import SIGMAS, call, ones, qkv, raising, reasons, serve_by, session_with
 
 FALLBACKS = [
     ("low_precision_attention=False", qkv(), {"low_precision_attention": False}, {}),
@@ -150,27 +150,6 @@ def test_a_mask_that_is_trained_gets_its_gradient() -> None:
     mask = torch.zeros(64, 64, requires_grad=True)
     call(session_with(), *qkv(), 2, mask, func=added).sum().backward()
     assert mask.grad is not None and mask.grad.ne(0.0).all()
-
-
-@pytest.mark.parametrize("between", [False, True])
-def test_two_nodes_number_the_layers_alike(between: bool) -> None:
-    """What the later node serves, the earlier one counts."""
-    first = node_session(settings(mode="4b"))
-    first.begin_sampling(SIGMAS)
-    previous: Any = make_override(first)
-    if between:  # a node of others that replaces ours: the first node is not asked for anything
-        previous = lambda func, *args, **kwargs: func(*args, **kwargs)  # noqa: E731
-    last = session_with(previous, slot=1, apply_to="self only")
-    override = make_override(last)
-    model_pass = first.begin_pass(1.0, torch.device("cpu"), {})
-    with model_passes.running(0, model_pass), model_passes.running(1, last.begin_pass(1.0, torch.device("cpu"), {})):
-        for keys in (64, 32):
-            override(ones, *qkv(keys=keys), 2, _inside_attn_wrapper=True, transformer_options={})
-    first.end_pass(model_pass)
-    cells = {
-        place: decision.options and decision.options.mode for place, decision in first.record.summary().cells.items()
-    }
-    assert cells == ({} if between else {(1, 0): "4b"})
 
 
 def test_call_outside_of_a_forward_pass_goes_to_comfyui() -> None:

@@ -40,7 +40,7 @@ def comfyui_module(monkeypatch: pytest.MonkeyPatch) -> Any:
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: torch.Tensor | None = None, **kwargs: Any
     ) -> Any:
         q, k, v = (t.take() if isinstance(t, Container) else t for t in (q, k, v))
-        return ones(q, k, v, heads, mask, **{"transformer_options": None, **kwargs})
+        return ones(q, k, v, heads, mask, **{"transformer_options": None, **kwargs}) * kwargs.get("scale", 1.0)
 
     members = {"optimized_attention": optimized_attention, "ones": optimized_attention}
     return install_module(monkeypatch, "comfy.ldm.modules.attention", **members)
@@ -265,13 +265,13 @@ def test_compiled_graph_decides_at_run_time(comfyui_module: Any) -> None:
     session = session_with(end_percent=0.5)
     compiled = torch.compile(Block(make_override(session)), fullgraph=True, backend="aot_eager")
     tensors = qkv()
-    twos = torch.full((1, 64, 128), 2.0)
+    by_comfyui = torch.ones(1, 64, 128)  # twice what its attention gives with this scale
     with torch.no_grad():
         with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
-            assert not torch.equal(compiled(*tensors), twos)
+            assert not torch.equal(compiled(*tensors, scale=0.5), by_comfyui)
         with model_passes.running(0, session.begin_pass(0.25, torch.device("cpu"), {})):
-            assert torch.equal(compiled(*tensors), twos)
-        assert torch.equal(compiled(*tensors), twos)
+            assert torch.equal(compiled(*tensors, scale=0.5), by_comfyui)
+        assert torch.equal(compiled(*tensors, scale=0.5), by_comfyui)
     assert [share.calls for share in session.record.summary().shares] == [1, 1]
 
 

@@ -15,7 +15,7 @@ from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.session import Session
 
-from .calls import SIGMAS, node_session, ones, qkv, reasons, session_with, settings
+from .calls import SIGMAS, node_session, ones, qkv, session_with, settings
 
 CPU = torch.device("cpu")
 
@@ -184,9 +184,11 @@ def test_a_model_with_a_torchscript_module_is_read() -> None:
 
 def test_self_only_serves_parts_of_the_queries() -> None:
     session = session_with(apply_to="self only")
-    part, (_, k, v) = torch.randn(1, 64, 128)[:, :16], qkv(64)
+    part, alone, (_, k, v) = torch.randn(1, 64, 128)[:, :16], torch.randn(1, 16, 128), qkv(64)
+    cached = {"ar_state": {"kv_caches": [{"k": k}]}}
     override = make_override(session)
     with model_passes.running(0, session.begin_pass(1.0, CPU, {})):
-        for q in (part, torch.randn(1, 16, 128)):
-            override(ones, q, k, v, 4, _inside_attn_wrapper=True, transformer_options={})
-    assert reasons(session.record.summary()) == ["[SA-303] cross-attention, and 'apply to' is 'self only'"]
+        for q, options in ((part, {}), (alone, cached), (alone, {})):
+            override(ones, q, k, v, 4, _inside_attn_wrapper=True, transformer_options=options)
+    counts = {share.decision.reason: share.calls for share in session.record.summary().shares}
+    assert counts == {None: 2, "[SA-303] cross-attention, and 'apply to' is 'self only'": 1}

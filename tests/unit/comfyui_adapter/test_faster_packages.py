@@ -143,6 +143,11 @@ def test_comfyuis_own_attention_where_it_is_the_fastest(
     assert without_own == (KITCHEN if kitchen < 1.0 else "sm90")
 
 
+def test_a_call_that_torch_serves_equally_fast_is_quantized(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
+    on_card(monkeypatch, kitchen=2.0, own=1.0)
+    assert served(session_of(own_is_torchs=True, when=WHERE_FASTER)) == ("sm90", None)
+
+
 def test_calls_of_unknown_time_are_not_left(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
     on_card(monkeypatch, kitchen=2.0, own=0.5)
     session = session_of(own_is_torchs=True, when=WHERE_FASTER)

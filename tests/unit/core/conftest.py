@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from covering import deselect_most_of_full_products
 from declared_modules import declared_module
+from recorder import STREAM
 
-from comfy_sage2.backends import self_test
+from comfy_sage2.backends import launches, self_test
 from comfy_sage2.kernels import loader
 
 
@@ -19,6 +20,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def always_fresh(fresh_seed: int) -> int:
     return fresh_seed
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where kernel modules ask for the stream of a GPU, they get this one."""
+    monkeypatch.setattr(launches, "current_stream", lambda device: STREAM)
 
 
 @pytest.fixture

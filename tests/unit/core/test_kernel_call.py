@@ -16,18 +16,12 @@ from reference_module import RUN_ARGUMENTS
 from threads import run_in_threads
 
 from comfy_sage2.backends import kernel_call as kernel_call_module
-from comfy_sage2.backends import launches
 from comfy_sage2.backends.module_plan import Views, plan_fields
 from comfy_sage2.backends.readable import is_readable, readable
 from comfy_sage2.call.signature import TensorForm
 from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.system.stream import current_stream
-
-
-@pytest.fixture(autouse=True)
-def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "current_stream", lambda device: STREAM)
 
 
 def test_a_stream_is_that_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

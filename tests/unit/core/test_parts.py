@@ -18,11 +18,6 @@ from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.options import AttentionOptions
 
 
-@pytest.fixture(autouse=True)
-def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "current_stream", lambda device: STREAM)
-
-
 def in_parts(
     monkeypatch: pytest.MonkeyPatch, heads_at_once: int, kv_heads: int = 8, mask: Any = None, layout: str = "BHND"
 ) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:

@@ -45,11 +45,6 @@ class Phased(ReferenceModule):
         super().compute(fields)
 
 
-@pytest.fixture(autouse=True)
-def stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "current_stream", lambda device: 7)
-
-
 def inputs(head_dim: int = 64, layout: str = "BHND") -> Tensors:
     q, k, v = (torch.randn(2, 40, heads, head_dim).half() for heads in (4, 2, 2))
     return (q, k, v) if layout == "BNHD" else (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))

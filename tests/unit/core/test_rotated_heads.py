@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from recorder import STREAM, Recorder, kernel_call
+from recorder import Recorder, kernel_call
 from reference_module import ReferenceModule
 
 from comfy_sage2 import attention
@@ -20,11 +20,6 @@ from comfy_sage2.call.tensors import OptionalTensors
 from comfy_sage2.dispatch import registry
 from comfy_sage2.dispatch.plan import CallPlan, plan, rotated_plan
 from comfy_sage2.options import AttentionOptions
-
-
-@pytest.fixture(autouse=True)
-def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "current_stream", lambda device: STREAM)
 
 
 def loud_heads(*loud: int, heads: int = 3, dtype: torch.dtype = torch.float16) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from reference_module import ReferenceModule, lists_of, tensor_at
 
-from comfy_sage2.backends import launches, self_test_calls
+from comfy_sage2.backends import self_test_calls
 from comfy_sage2.backends.self_test_calls import CASES, Result, Variant, run
 from comfy_sage2.options import MODES
 
@@ -18,11 +18,6 @@ EIGHT = (Variant("8b", "fp32"),)
 EVERY_MODE = tuple(Variant(mode, "fp32") for mode in MODES)
 LISTS = "head_dim 64, block masks with invalid entries"
 CAUSAL_LISTS = "head_dim 128, causal block masks for all heads"
-
-
-@pytest.fixture(autouse=True)
-def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "current_stream", lambda device: 7)
 
 
 def put(module: Any, variants: tuple[Variant, ...] = EIGHT) -> Result:

@@ -12,7 +12,6 @@ from attention_oracle import oracle, relative_l1
 from recorder import kernel_call, misaligned
 from reference_module import ReferenceModule
 
-from comfy_sage2.backends import launches
 from comfy_sage2.backends.base import Slices
 from comfy_sage2.backends.module_plan import PREQUANTIZATION
 from comfy_sage2.call.signature import CallSignature, Routing
@@ -130,11 +129,6 @@ class Sliced(ReferenceModule):
             }
             setattr(self, name, whole)
         super().compute(fields)
-
-
-@pytest.fixture(autouse=True)
-def stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "current_stream", lambda device: 7)
 
 
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +43,12 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     return versions
+
+
+@pytest.fixture(scope="session")
+def tracked() -> list[str]:
+    """The files that git knows."""
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if listing.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [name for name in listing.stdout.split("\0") if name and (REPOSITORY / name).is_file()]

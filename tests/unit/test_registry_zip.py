@@ -23,14 +23,6 @@ REFUSED = re.compile(r"\b(subprocess|os\.system|import_module|__import__|exec\(|
 
 
 @pytest.fixture(scope="module")
-def tracked() -> list[str]:
-    listing = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    if listing.returncode != 0:
-        pytest.skip("not a git checkout")
-    return [name for name in listing.stdout.splitlines() if (REPOSITORY / name).is_file()]
-
-
-@pytest.fixture(scope="module")
 def packed(tracked: list[str]) -> list[str]:
     lines = (REPOSITORY / ".comfyignore").read_text(encoding="utf-8").splitlines()
     ignored = pathspec.GitIgnoreSpec.from_lines(lines)

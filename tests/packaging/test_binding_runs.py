@@ -171,16 +171,19 @@ run(**ADDRESSES)
     assert last[0] == last[1] and last[0].endswith("parameters 0500000000000000")
 
 
-def test_a_first_run_that_fails_is_made_up_for_by_the_next(binding: Binding) -> None:
-    output = binding.run("""
+def test_a_failing_call_is_named_and_made_up_for_by_the_next(binding: Binding) -> None:
+    names = ["cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction", "cuTensorMapEncodeTiled"]
+    names.append("cuLaunchKernelEx")
+    output = binding.run(f"""
 import os
 plan = kernels.plan(**call)
-for failing in ("cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction", "cuTensorMapEncodeTiled"):
+for failing in {names}:
     os.environ["FAKE_CUDA_FAILING"] = failing
     attempt(plan.run, **ADDRESSES)
 del os.environ["FAKE_CUDA_FAILING"]
 attempt(plan.run, **ADDRESSES)
 """).splitlines()
-    assert len(output) == 5 and output[-1] == "None"
-    assert all(" failed with CUDA driver error 200" in line for line in output[:4])
-    assert len(binding.calls("cuLaunchKernelEx")) == 1
+    errors = [f"RuntimeError: {name} failed with CUDA driver error 200: the fake driver's text" for name in names]
+    assert output.pop(1).startswith(errors.pop(1))
+    assert output == [*errors, "None"]
+    assert len(binding.calls("cuLaunchKernelEx")) == 2

@@ -70,17 +70,6 @@ class Launch(NamedTuple):
         return dict(reversed(self.fields))
 
 
-@pytest.mark.parametrize(
-    "headers", [header_of("sm90"), header_of("sm80"), ("common/views.h", "common/block_selection.h")], ids=" ".join
-)
-def test_no_structure_has_bytes_without_a_name(headers: tuple[str, ...]) -> None:
-    """Nobody sets them, and a kernel's parameters are to be the same bytes in every run."""
-    for kind in structures(*headers).values():
-        if issubclass(kind, ctypes.Structure):
-            names = [name for cls in kind.__mro__ for name, _ in cls.__dict__.get("_fields_", ())]
-            assert sum(getattr(kind, name).size for name in names) == ctypes.sizeof(kind), kind.__name__
-
-
 def parts_of(length: int, size: int) -> int:
     return -(-length // size)
 

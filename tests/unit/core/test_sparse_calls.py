@@ -73,18 +73,6 @@ def test_a_share_computes_the_most_probable_blocks(fresh_seed: int, mode: str, l
     )
 
 
-@pytest.mark.parametrize("bound", [0.02, 0.05, 0.1])
-def test_heads_stay_within_the_bound(fresh_seed: int, bound: float) -> None:
-    q, k, v = local(fresh_seed)
-    options = AttentionOptions()
-    mask = Sparse(bound=bound).block_mask(q, k, v, options, OptionalTensors())
-    assert mask is not None
-    active = mask.to_dense()
-    error = relative(oracle(q, k, v, attn_mask=tokens_of(active))[0], oracle(q, k, v)[0])
-    assert error.mean() <= bound and error.max() <= 3 * bound
-    assert active[:, 0].float().mean() < active[:, 3].float().mean()
-
-
 def test_all_blocks_are_the_bits_of_the_dense_call(fresh_seed: int) -> None:
     q, k, v = local(fresh_seed)
     dense, lse = attention(q, k, v, return_lse=True, backend="reference")
@@ -145,8 +133,10 @@ def test_a_nan_of_the_tail_is_flagged(fresh_seed: int) -> None:
     assert flag == 1 and out[0, :2].isnan().any()
 
 
-def padded(seed: int, kind: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def padded(seed: int, kind: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]:
     """As `local`, for two prompts of 900 and 333 tokens, with a mask; behind them lie the loudest keys of all."""
+    if kind == "none":
+        return *local(seed), None
     q, k, v = (torch.cat(both) for both in zip(local(seed), local(seed + 1), strict=True))
     shown = torch.arange(TOKENS) < torch.tensor([900, 333])[:, None, None, None]
     of_kv = shown.mT
@@ -160,15 +150,19 @@ def padded(seed: int, kind: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     return q, k, v, bias.masked_fill(~shown, -math.inf)
 
 
-@pytest.mark.parametrize(("kind", "bound"), [("bool", 0.02), ("additive", 0.1), ("of heads", 0.05)])
-def test_heads_with_a_padding_mask_stay_within_the_bound(fresh_seed: int, bound: float, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "bound"),
+    [("none", 0.02), ("none", 0.05), ("none", 0.1), ("bool", 0.02), ("additive", 0.1), ("of heads", 0.05)],
+)
+def test_heads_stay_within_the_bound(fresh_seed: int, bound: float, kind: str) -> None:
     q, k, v, mask = padded(fresh_seed, kind)
     blocks = Sparse(bound=bound).block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
     assert blocks is not None
     active = blocks.to_dense()
-    assert active.float().mean() < 0.8
-    tokens = tokens_of(active)
-    left = mask & tokens if mask.dtype == torch.bool else mask.expand(tokens.shape).masked_fill(~tokens, -math.inf)
+    assert active.float().mean() < 0.8 and active[:, 0].float().mean() < active[:, 3].float().mean()
+    left = tokens_of(active)
+    if kind != "none":
+        left = mask & left if kind == "bool" else mask.expand(left.shape).masked_fill(~left, -math.inf)
     error = relative(oracle(q, k, v, attn_mask=left)[0], oracle(q, k, v, attn_mask=mask)[0])
     assert error.mean() <= bound and error.max() <= 3 * bound
 
@@ -189,18 +183,6 @@ def test_blocks_of_hidden_keys_are_no_part_of_a_share(fresh_seed: int, kind: str
     active = blocks.to_dense()
     assert (active.sum(dim=3) == 2).all()
     assert active[0, ..., :8].sum() == active[0].sum() and not active[1, ..., 3:].any()
-
-
-@pytest.mark.parametrize("sparse", [Sparse(share=0.25), Sparse(bound=0.1)], ids=["share", "bound"])
-def test_what_lies_in_hidden_keys_changes_no_blocks(fresh_seed: int, sparse: Sparse) -> None:
-    q, k, v, mask = padded(fresh_seed, "bool")
-    lists = []
-    for lost in (0.0, math.nan, math.inf, 1e30):
-        k, v = k.masked_fill(~mask.mT, lost), v.masked_fill(~mask.mT, lost)
-        blocks = sparse.block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
-        assert blocks is not None
-        lists.append(blocks.lists)
-    assert all(torch.equal(each, lists[0]) for each in lists)
 
 
 def test_what_all_keys_have_in_common_changes_no_blocks(fresh_seed: int) -> None:
@@ -247,25 +229,36 @@ def test_a_call_whose_keys_are_all_hidden_gives_zeros(fresh_seed: int) -> None:
         ({"mode": "exact"}, "mode exact"),
         ({"attn_mask": torch.ones(TOKENS, TOKENS, dtype=torch.bool)}, "a mask that differs by query"),
         ({"block_mask": full_blocks(TOKENS, TOKENS)}, "block_mask"),
+        (
+            {"attn_mask": torch.ones(1, TOKENS, dtype=torch.bool), "sparse": Sparse(share=0.5, tail=True)},
+            "attn_mask beside a tail",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_calls_that_cannot_be_sparse_are_refused(keywords: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnsupportedError, match=rf"\[SA-215\] calls with {reason} cannot be sparse"):
-        attention(*local(0), sparse=Sparse(share=0.5), **keywords)
+        attention(*local(0), **{"sparse": Sparse(share=0.5), **keywords})
 
 
-@pytest.mark.parametrize("content", [1e4, math.nan])
-@pytest.mark.parametrize("lowest", [torch.finfo(torch.float32).min, torch.finfo(torch.float16).min, -math.inf])
-def test_what_hidden_keys_hold_chooses_no_blocks(fresh_seed: int, lowest: float, content: float) -> None:
+@pytest.mark.parametrize("sparse", [Sparse(share=0.3), Sparse(bound=0.1)], ids=["share", "bound"])
+@pytest.mark.parametrize("content", [1e4, 1e30, math.inf, math.nan])
+@pytest.mark.parametrize(
+    ("dtype", "lowest"),
+    [(torch.float32, torch.finfo(torch.float32).min), (torch.float16, torch.finfo(torch.float16).min)]
+    + [(torch.float32, -math.inf), (torch.bool, False)],
+)
+def test_what_hidden_keys_hold_chooses_no_blocks(
+    fresh_seed: int, dtype: torch.dtype, lowest: float, content: float, sparse: Sparse
+) -> None:
     """A padding mask of the lowest number of a type hides keys as one of minus infinity does."""
     q, k, v = local(fresh_seed)
-    mask = torch.zeros(1, TOKENS, dtype=torch.float16 if lowest == torch.finfo(torch.float16).min else torch.float32)
+    mask = torch.full((1, TOKENS), dtype == torch.bool).to(dtype)
     mask[:, 700:] = lowest
-    wanted = attention(q, k, v, attn_mask=mask, backend="reference", sparse=Sparse(share=0.3))
-    k[:, :, 700:] = content
+    wanted = attention(q, k, v, attn_mask=mask, backend="reference", sparse=sparse)
+    k[:, :, 700:], v[:, :, 700:] = content, content
     flag = torch.zeros(1, dtype=torch.int32)
-    out = attention(q, k, v, attn_mask=mask, backend="reference", sparse=Sparse(share=0.3), nonfinite=flag)
+    out = attention(q, k, v, attn_mask=mask, backend="reference", sparse=sparse, nonfinite=flag)
     assert torch.equal(out, wanted) and not flag
 
 
@@ -283,12 +276,6 @@ def test_a_share_hides_no_value_that_is_not_finite(where: str, content: float, a
     out = attention(q, k, v, backend="reference", sparse=sparse, nonfinite=flag, **given)
     dense = attention(q, k, v, backend="reference", **given)
     assert flag and torch.equal(out.isnan(), dense.isnan()) and dense.isnan().any()
-
-
-def test_a_tail_knows_nothing_of_masks() -> None:
-    mask = torch.ones(1, 1, 1, TOKENS, dtype=torch.bool)
-    with pytest.raises(UnsupportedError, match="attn_mask beside a tail cannot be sparse"):
-        attention(*local(0), attn_mask=mask, sparse=Sparse(share=0.5, tail=True))
 
 
 def test_cross_attention_and_few_keys_are_dense(monkeypatch: pytest.MonkeyPatch) -> None:

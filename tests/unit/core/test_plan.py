@@ -48,6 +48,10 @@ def with_optional(**tensors: torch.Tensor) -> dict[str, Any]:
     return {"optional": OptionalTensors(**tensors)}
 
 
+def masked(mask: torch.Tensor, rows: int = 16) -> tuple[dict[str, Any], dict[str, Any]]:
+    return with_optional(attn_mask=mask), {"mask_shape": (1, 1, rows, 24), "mask_dtype": mask.dtype}
+
+
 def of_dtype(dtype: torch.dtype) -> dict[str, Any]:
     return {
         "q": torch.empty(2, 4, 16, 64, dtype=dtype),
@@ -89,21 +93,12 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "strides of q": ({"q": wide(2, 4, 16, 64)}, {}),
     "strides of k": ({"k": wide(2, 2, 24, 64)}, {}),
     "strides of v": ({"v": wide(2, 2, 24, 64)}, {}),
-    "mask": (with_optional(attn_mask=MASK), {"mask_shape": (1, 1, 16, 24), "mask_dtype": torch.bool}),
-    "mask's shape": (with_optional(attn_mask=MASK[:1]), {"mask_shape": (1, 1, 1, 24), "mask_dtype": torch.bool}),
-    "mask's rank": (with_optional(attn_mask=MASK[None]), {"mask_shape": (1, 1, 16, 24), "mask_dtype": torch.bool}),
-    "mask's dtype": (
-        with_optional(attn_mask=MASK.float()),
-        {"mask_shape": (1, 1, 16, 24), "mask_dtype": torch.float32},
-    ),
-    "mask's other dtype": (
-        with_optional(attn_mask=MASK.half()),
-        {"mask_shape": (1, 1, 16, 24), "mask_dtype": torch.float16},
-    ),
-    "mask's strides": (
-        with_optional(attn_mask=MASK.mT.contiguous().mT),
-        {"mask_shape": (1, 1, 16, 24), "mask_dtype": torch.bool},
-    ),
+    "mask": masked(MASK),
+    "mask's shape": masked(MASK[:1], rows=1),
+    "mask's rank": masked(MASK[None]),
+    "mask's dtype": masked(MASK.float()),
+    "mask's other dtype": masked(MASK.half()),
+    "mask's strides": masked(MASK.mT.contiguous().mT),
     "block mask": (with_optional(block_mask=LISTS), {"block_mask": TensorForm.of(LISTS)}),
     "block mask's heads": (with_optional(block_mask=LISTS[:, :1]), {"block_mask": TensorForm.of(LISTS[:, :1])}),
     "block mask's batch": (with_optional(block_mask=LISTS[:1]), {"block_mask": TensorForm.of(LISTS[:1])}),

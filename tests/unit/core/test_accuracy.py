@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from attention_oracle import assert_near, cosine, oracle, relative_l1, rmse
+from attention_oracle import assert_near, cosine, oracle, rmse
 
 import comfy_sage2
 from comfy_sage2.backends import launches
@@ -20,11 +19,9 @@ from comfy_sage2.kernels import loader
 from comfy_sage2.kernels.bundled import KernelUnavailable
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
-from comfy_sage2.quantize.formats import E4M3, E5M2, FP16, FP32, INT8
-from comfy_sage2.quantize.groups import ADA, PER_BLOCK, PER_TENSOR, PER_TOKEN
+from comfy_sage2.quantize.formats import FP32
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
-from lab.baselines import UNSMOOTHED_4B
 
 pytestmark = pytest.mark.slow
 
@@ -33,75 +30,14 @@ def gaussian(length: int = 1024, heads: int = 4, head_dim: int = 128) -> Any:
     return tuple(torch.randn(1, heads, length, head_dim) for _ in range(3))
 
 
-def with_channel_outliers(q: torch.Tensor, k: torch.Tensor, q_bias: float, k_bias: float) -> Any:
-    """Six channels that are large in every token, as in the paper's Figure 3."""
-    channels = torch.randperm(q.shape[3])[:6]
-    q, k = q.clone(), k.clone()
-    q[..., channels] += q_bias * torch.randn(6).sign()
-    k[..., channels] += k_bias * torch.randn(6).sign()
-    return q, k
-
-
-def error(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: ReferenceOptions) -> float:
-    return float(relative_l1(reference_attention(q, k, v, options)[0], oracle(q, k, v)[0]))
-
-
-@pytest.fixture(scope="module")
-def long_gaussian() -> Any:
+def test_8b_criterion() -> None:
     # Enough heads that the figure of a draw is that of all draws: with eight it varies by one hundredth.
     inputs = gaussian(4096, 16)
     # torch's own attention in float64: the oracle's score matrices would take a gigabyte here.
-    return inputs, torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in inputs))
-
-
-def test_8b_criterion(long_gaussian: Any) -> None:
-    inputs, expected = long_gaussian
+    expected = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in inputs))
     out = comfy_sage2.attention(*inputs, mode="8b", backend="reference")
     assert cosine(out, expected) >= 0.9992
     assert_near(out, expected, "8b", 0.039)
-
-
-def test_order_of_smoothing_methods() -> None:
-    # Q's outliers are the larger, as in the paper's models: there smooth Q helps more than smooth K.
-    q, k, v = gaussian()
-    q, k = with_channel_outliers(q, k, q_bias=12, k_bias=8)
-    none = error(q, k, v, UNSMOOTHED_4B)
-    smooth_k = error(q, k, v, replace(UNSMOOTHED_4B, smooth_k=True))
-    smooth_q = error(q, k, v, replace(UNSMOOTHED_4B, smooth_q=True))
-    both = error(q, k, v, replace(UNSMOOTHED_4B, smooth_q=True, smooth_k=True))
-    assert both < 0.9 * smooth_q
-    assert smooth_q < 0.9 * smooth_k
-    assert smooth_k < 0.9 * none
-
-
-def test_order_of_granularities() -> None:
-    # Tokens of very different size: only fine groups keep the small ones.
-    q, k, v = gaussian()
-    k = k * torch.exp(torch.randn(1, 4, 1024, 1))
-    q = q * torch.exp(0.5 * torch.randn(1, 4, 1024, 1))
-    options = ReferenceOptions.of(AttentionOptions("4b"))
-    token, thread, block, tensor = (
-        error(q, k, v, replace(options, groups=groups)) for groups in (PER_TOKEN, ADA, PER_BLOCK, PER_TENSOR)
-    )
-    assert token < thread < block < tensor
-
-
-def test_order_of_p_and_v_formats() -> None:
-    # One key far above thousands of small P whose sum counts: uniform steps of 1/127 lose them all (section 3.3).
-    q, k, v = gaussian(4096, 1)
-    q[..., 0], k[..., 0] = 1.0, 0.0
-    k[:, :, 0] = 0.0
-    k[:, :, 0, 0] = 8 * 128**0.5
-    q[..., 1:] *= 0.3
-    v = v + 1.0
-    options = ReferenceOptions(qk_format=FP32, smooth_k=False)
-    fp16, e4m3, e5m2, int8 = (
-        error(q, k, v, replace(options, p_format=number_format, v_format=number_format))
-        for number_format in (FP16, E4M3, E5M2, INT8)
-    )
-    assert fp16 < 0.1 * e4m3
-    assert e4m3 < 0.7 * e5m2
-    assert e5m2 < 0.2 * int8
 
 
 def test_full_precision_options_are_plain_attention() -> None:
@@ -115,33 +51,13 @@ def test_full_precision_options_are_plain_attention() -> None:
     torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-4, atol=1e-3)
 
 
-def test_two_levels_confine_the_fp22_error() -> None:
-    q, k, v = gaussian(4096, 1)
-    v = v + 8.5
-    exact_pv = replace(ReferenceOptions(), qk_format=FP32, p_format=FP32, v_format=FP32)
-    one_level = error(q, k, v, replace(exact_pv, two_level=False))
-    two_level = error(q, k, v, exact_pv)
-    fp32 = error(q, k, v, replace(exact_pv, accumulator=ACCUMULATE_FP32))
-    assert fp32 < 0.1 * two_level
-    assert two_level < 0.5 * one_level
-
-
-def test_smooth_v_helps_biased_channels() -> None:
-    q, k, v = gaussian()
-    v = v + 8.5
-    expected, _ = oracle(q, k, v)
-    plain = rmse(comfy_sage2.attention(q, k, v), expected)
-    smooth = rmse(comfy_sage2.attention(q, k, v, smooth_v=True), expected)
-    assert smooth < 0.2 * plain
-
-
 def test_sum_of_quantized_p_cancels_a_bias_of_v() -> None:
     q, k, v = gaussian()
     v = v + 8.0  # exact in E4M3 up to the noise, so what is left is the mismatch of l
     expected, _ = oracle(q, k, v)
     as_paper, _ = reference_attention(q, k, v, ReferenceOptions())
     on_tensor_core, _ = reference_attention(q, k, v, ReferenceOptions(sum_quantized_p=True))
-    assert rmse(on_tensor_core, expected) < rmse(as_paper, expected)
+    assert rmse(on_tensor_core, expected) < 0.8 * rmse(as_paper, expected)
 
 
 MEASURE = """

@@ -51,7 +51,7 @@ def test_token_block_and_tensor() -> None:
         frozenset(range(256, 300)),
     }
     assert members(key_groups(70, PER_BLOCK)) == {frozenset(range(64)), frozenset(range(64, 70))}
-    assert members(query_groups(70, PER_TENSOR)) == {frozenset(range(70))}
+    assert members(query_groups(300, PER_TENSOR)) == {frozenset(range(300))}
 
 
 @pytest.mark.parametrize("length", [1, 7, 31, 129, 200])

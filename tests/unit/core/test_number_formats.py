@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP16, ACCUMULATE_FP22, ACCUMULATE_FP32, truncate_to_fp22_
-from comfy_sage2.quantize.formats import E4M3, E5M2, UINT8
+from comfy_sage2.quantize.formats import BF16, E4M3, E5M2, FP16, UINT8
 
 FORMATS = [(E4M3, torch.float8_e4m3fn), (E5M2, torch.float8_e5m2)]
 
@@ -27,6 +27,11 @@ def test_nan_stays_and_infinity_saturates(number_format: Any, dtype: torch.dtype
     rounded = number_format.round(torch.tensor([math.nan, math.inf, -math.inf]))
     assert rounded[0].isnan()
     assert rounded[1:].tolist() == [number_format.maximum, -number_format.maximum]
+
+
+def test_formats_of_16_bits_round_as_torch_does() -> None:
+    x = torch.randn(10_000)
+    assert torch.equal(FP16.round(x), x.half().float()) and torch.equal(BF16.round(x), x.bfloat16().float())
 
 
 def test_eight_bits_without_a_sign_have_zero() -> None:

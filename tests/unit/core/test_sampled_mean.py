@@ -66,3 +66,5 @@ def test_calls_have_the_kernels_mean_and_the_paper_its_own() -> None:
         k_mean = prepare(q, k, v, options).k_mean
         assert k_mean is not None
         torch.testing.assert_close(k_mean, wanted.mean(dim=2, keepdim=True))
+    of_q_alone = prepare(q, k, v, ReferenceOptions(smooth_q=True, smooth_k=False))
+    assert of_q_alone.q_block_means is not None and of_q_alone.k_mean is None

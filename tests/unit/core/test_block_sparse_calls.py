@@ -76,11 +76,6 @@ def test_ragged_lengths_and_lists_for_all(lengths: tuple[int, int], batch: int |
     assert_matches(q, k, v, random_lists(q, k, batch=batch, heads=heads))
 
 
-def test_lists_with_an_additive_mask() -> None:
-    q, k, v = inputs()
-    assert_matches(q, k, v, random_lists(q, k), attn_mask=torch.randn(1, 2, 200, 330))
-
-
 @pytest.mark.parametrize(("mode", "rotate"), NUMERICS)
 @pytest.mark.parametrize(("is_causal", "shuffled"), [(False, True), (True, False)])
 def test_all_blocks_are_the_dense_call_bit_for_bit(mode: str, rotate: str, is_causal: bool, shuffled: bool) -> None:

@@ -32,14 +32,13 @@ def inputs() -> Any:
     return q, k, v
 
 
-def assert_matches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
+def assert_matches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> None:
     expected, expected_lse = oracle(q, k, v, **options)
     out, lse = comfy_sage2.attention(q, k, v, **options, return_lse=True)
     assert_near(out, expected, "8b", 0.05)
     empty = expected_lse == -math.inf
     assert (out[empty] == 0).all() and (lse[empty] == -math.inf).all()
     assert (lse[~empty] - expected_lse[~empty]).abs().max() < 0.1
-    return empty
 
 
 @pytest.mark.parametrize(("shape", "is_causal"), list(zip(SHAPES, cycle([False, True]), strict=False)))
@@ -52,21 +51,3 @@ def test_bool_masks(shape: Any, is_causal: bool) -> None:
 )
 def test_additive_masks(shape: Any, dtype: torch.dtype) -> None:
     assert_matches(*inputs(), attn_mask=torch.randn(shape).to(dtype))
-
-
-@pytest.mark.parametrize("smooth_v", [False, True])
-def test_rows_that_attend_to_nothing_are_zero(smooth_v: bool) -> None:
-    q, k, v = inputs()
-    mask = torch.rand(ROWS, KEYS) > 0.4
-    mask[::7] = False
-    assert assert_matches(q, k, v, attn_mask=mask).any()
-    out = comfy_sage2.attention(q, k, v + 5, attn_mask=mask, smooth_v=smooth_v)
-    assert (out[:, :, ::7] == 0).all()
-
-
-def test_a_strided_mask_is_read_by_its_strides() -> None:
-    q, k, v = inputs()
-    mask = (torch.rand(KEYS, ROWS) > 0.4).T
-    torch.testing.assert_close(
-        comfy_sage2.attention(q, k, v, attn_mask=mask), comfy_sage2.attention(q, k, v, attn_mask=mask.contiguous())
-    )

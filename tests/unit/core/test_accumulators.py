@@ -8,9 +8,6 @@ import pytest
 import torch
 
 from comfy_sage2.autotune import accumulators
-from comfy_sage2.backends.module_plan import option_fields
-from comfy_sage2.backends.reference import ReferenceBackend
-from comfy_sage2.call.signature import CallSignature
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 
 GPUS = [
@@ -68,11 +65,3 @@ def test_each_device_has_its_own() -> None:
 def test_each_mode_gets_accumulators_that_it_has(mode: str) -> None:
     settled = resolved(AttentionOptions(mode, pv_accumulator="auto"), torch.device("cuda", 0))
     assert settled == AttentionOptions(mode, pv_accumulator="fp32" if mode == EXACT else "fp16")
-
-
-@pytest.mark.usefixtures("geforce")
-def test_a_settled_call_leaves_nothing_open() -> None:
-    signature = CallSignature.minimal(torch.device("cuda", 0), AttentionOptions(pv_accumulator="auto"))
-    settled = ReferenceBackend().settled(signature)
-    assert settled.options == AttentionOptions(pv_accumulator="fp16")
-    assert option_fields(settled.options)["pv_accumulator"] == 16

@@ -23,28 +23,6 @@ def _signature(capability: tuple[int, int], **choices: Any) -> CallSignature:
     return on_gpu(capability, AttentionOptions(**choices))
 
 
-@pytest.mark.usefixtures("modules")
-@pytest.mark.parametrize(
-    ("backend", "capability"),
-    [(SM90, (9, 0)), (SM89, (8, 9)), (SM120, (12, 0)), (SM80, (8, 0)), (SM80, (8, 6))],
-    ids=lambda value: value.name if isinstance(value, KernelBackend) else "{}.{}".format(*value),
-)
-def test_runs_on_its_own_gpus(backend: KernelBackend, capability: tuple[int, int]) -> None:
-    assert backend.reason_against(_signature(capability)) is None
-    for foreign in {(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)} - {*backend.capabilities}:
-        assert backend.reason_against(_signature(foreign)) is not None
-
-
-@pytest.mark.usefixtures("modules")
-def test_an_amd_gpu_is_no_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch gives RDNA 4 the capability 12.0 and CDNA 2 the capability 9.0."""
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    for backend, capability in ((SM120, (12, 0)), (SM90, (9, 0))):
-        reason = backend.reason_against(_signature(capability))
-        assert reason is not None
-        assert reason.startswith("[SA-103] the kernels are for NVIDIA GPUs, and this torch is built for ROCm 6.4: ")
-
-
 PRECISE = {"mode": "precise"}
 LACKING = [
     (SM120, {"mode": "4b"}, "mode must be 8b or precise here, got 4b"),

@@ -190,12 +190,6 @@ def test_explain_lists_all_in_order(able: tuple[FakeBackend, FakeBackend], monke
     assert comfy_sage2.explain(q, k, v, backend="slow") == {"slow": None}
 
 
-def test_on_a_cpu_only_the_reference_runs_and_the_others_say_why() -> None:
-    reasons = comfy_sage2.explain(*torch.randn(3, 1, 2, 10, 16).unbind())
-    assert list(reasons)[-1] == "reference" and reasons.pop("reference") is None
-    assert all(reasons.values())
-
-
 def test_nobody_is_left(able: tuple[FakeBackend, FakeBackend]) -> None:
     alone = refused(plan(signature(**LONG, accelerated_only=True)))
     assert (alone.error, alone.reasons, alone.reason) == (UnsupportedError, {"fast": TOO_LONG}, TOO_LONG)
@@ -263,13 +257,6 @@ class TestOnce:
             assert torch.equal(comfy_sage2.attention(q, k, k), torch.ones_like(q))
         assert len(kernel.bound) == 1
 
-    def test_options_by_name_and_together_are_equal(self, kernel: FakeBackend) -> None:
-        q = torch.randn(2, 4, 16, 64)
-        comfy_sage2.attention(q, q, q, mode="4b", smooth_v=True)
-        comfy_sage2.attention(q, q, q, options=AttentionOptions("4b", smooth_v=True))
-        comfy_sage2.attention(q, q, q, options=AttentionOptions("4b"), smooth_v=True)
-        assert len(kernel.bound) == 1
-
     def test_flags_are_no_part_of_a_signature(self, kernel: FakeBackend) -> None:
         q = torch.randn(2, 4, 16, 64)
         flag = torch.zeros(1, dtype=torch.int32)
@@ -309,12 +296,6 @@ class TestOnce:
             assert planned(plan(base._replace(q=q))).signature.q_length == length + 1
         assert plan_module._plan.cache_info().currsize == MOST_PLANS
         assert len(kernel.bound) == MOST_PLANS + 50
-
-    def test_other_backends_are_asked_anew(self, kernel: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert planned(plan(signature())).backend is kernel
-        other = FakeBackend("other")
-        monkeypatch.setattr(registry, "BACKENDS", (other,))
-        assert planned(plan(signature())).backend is other
 
 
 class TestPlansOfADenseOne:

@@ -61,6 +61,8 @@ def test_a_gain_of_the_gpu_that_the_host_loses(timed: Callable[..., None]) -> No
     assert planned(plan(asked)).backend.name == "sm89", "an exact attention that costs the host a second"
 
 
-def test_another_gpu_has_its_own(timed: Callable[..., None]) -> None:
+def test_each_mode_and_each_gpu_has_its_own_accumulators(timed: Callable[..., None]) -> None:
     timed({EIGHT_HALF: 2.0})
-    assert [planned(plan(on_gpu(OPEN, index))).options.pv_accumulator for index in range(2)] == ["fp32", "fp16"]
+    half, four = replace(OPEN, pv_accumulator="fp16"), replace(OPEN, mode="4b")
+    for options, index, wanted in ((OPEN, 0, "fp32"), (OPEN, 1, "fp16"), (half, 0, "fp16"), (four, 0, "fp16")):
+        assert planned(plan(on_gpu(options, index))).options.pv_accumulator == wanted

@@ -11,10 +11,9 @@ import torch
 
 import comfy_sage2
 from comfy_sage2.autotune import store
-from comfy_sage2.autotune.auto_mode import auto_mode, with_mode
+from comfy_sage2.autotune.auto_mode import auto_mode
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import Candidate, Times, Work
-from comfy_sage2.call.signature import ANYONE, CallSignature, TensorForm
 from comfy_sage2.options import AttentionOptions
 
 from .made_up_gpus import EIGHT, FOUR, WORKS, h200_times, made_up_gpu
@@ -121,15 +120,6 @@ def test_an_h200_takes_precise(rotate: str) -> None:
     assert mode(64, rotate=rotate) == mode(128, rotate=rotate) == "precise"
     chosen = auto_mode(replace(AUTO, rotate="auto"), GPU, torch.bfloat16, 128)
     assert chosen.reason == "precise, 8% slower than 8b here and 3.5 times as exact on Gaussian inputs"
-
-
-def test_a_planned_call_has_the_decided_mode() -> None:
-    """Whatever its size: that of the calls that are timed decides for all of a head_dim."""
-    keep(with_precise(1.1))
-    options = replace(AUTO, pv_accumulator="fp32")
-    for tokens in (77, 32768):
-        form = TensorForm.contiguous(torch.Size((1, 2, tokens, 128)), torch.float16, GPU)
-        assert with_mode(CallSignature(options, ANYONE, form, form, form)).options.mode == "precise"
 
 
 def test_attention_on_the_cpu_takes_8b(fresh_seed: int) -> None:

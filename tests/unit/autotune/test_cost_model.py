@@ -52,21 +52,6 @@ def test_models_never_have_negative_parts() -> None:
         assert min(fitted.parts) >= 0.0 and fitted.parts[1] > 0.0
 
 
-def test_an_ordinary_geforce_card() -> None:
-    tuned = choices()
-    assert tuned.accumulator("8b") == tuned.accumulator("4b") == "fp16"
-    assert tuned.fastest_first(["torch-flash", "torch-cudnn"], Work(16, 4096, 4096, 128)) == [
-        "torch-cudnn", "torch-flash"
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("slower", "accumulator"), [({EIGHT_HALF: 1.6}, "fp32"), ({EIGHT_HALF: 3.0, EIGHT: 3.0}, "fp16")]
-)
-def test_slow_accumulators_lose(slower: dict[Candidate, float], accumulator: str) -> None:
-    assert choices(slower).accumulator("8b") == accumulator
-
-
 def test_ties_decide_nothing() -> None:
     base = made_up_gpu()
     tie = {
@@ -101,14 +86,6 @@ def test_what_was_not_timed_decides_nothing(missing: tuple[Candidate, ...]) -> N
     if FLASH in missing:
         assert tuned.fastest_first(["torch-flash", "torch-cudnn"], work) == ["torch-flash", "torch-cudnn"]
     assert tuned.lines()
-
-
-def test_head_dims_between_and_beyond() -> None:
-    tuned = choices()
-    work = {head_dim: Work(16, 4096, 4096, head_dim) for head_dim in (40, 64, 96, 128, 160)}
-    assert tuned.seconds(EIGHT, work[40]) == tuned.seconds(EIGHT, work[64])
-    assert tuned.seconds(EIGHT, work[96]) == tuned.seconds(EIGHT, work[128])
-    assert tuned.seconds(EIGHT, work[160]) is None
 
 
 def test_the_table_in_words() -> None:

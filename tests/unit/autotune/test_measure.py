@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.autotune import accumulators, cache_file, store
+from comfy_sage2.autotune import cache_file, store
 from comfy_sage2.autotune.timings import ORDINARY, Candidate
 from comfy_sage2.kernels import loader
-from comfy_sage2.options import AttentionOptions
 from comfy_sage2.system import machine as machine_facts
 from comfy_sage2.timing import candidates, measure
 from comfy_sage2.timing.rounds import GpuClock
@@ -82,13 +81,6 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
     machine.restart()
     yield machine
     machine.restart()
-
-
-def test_once_in_a_process_and_once_for_a_gpu(machine: Machine) -> None:
-    assert machine.ask() == "fp16" and machine.ask() == "fp16"
-    machine.restart()
-    assert machine.ask() == "fp16"
-    assert machine.measured == [0]
 
 
 def test_a_device_without_an_index_is_the_current_one(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,21 +186,6 @@ def test_a_remembered_value_that_is_wrong_is_measured_again(machine: Machine) ->
     machine.restart()
     machine.ask()
     assert len(machine.measured) == 2
-
-
-def test_accumulators_follow_the_times(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    device, options = torch.device("cuda", 0), AttentionOptions(pv_accumulator="auto")
-    monkeypatch.setattr(accumulators, "_of_device", lambda device: "fp16")
-
-    def pv_accumulator(options: AttentionOptions) -> str:
-        return accumulators.resolved(options, device, torch.bfloat16, 128).pv_accumulator
-
-    assert pv_accumulator(options) == "fp16"  # as shipped
-    machine.slower = {EIGHT_HALF: 2.0}
-    machine.ask()
-    assert pv_accumulator(options) == "fp32"
-    assert pv_accumulator(AttentionOptions("4b", pv_accumulator="auto")) == "fp16"
-    assert pv_accumulator(AttentionOptions(pv_accumulator="fp16")) == "fp16"
 
 
 @pytest.mark.parametrize("with_flash", [True, False])

@@ -12,7 +12,7 @@ import pytest
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import Candidate, Rounds, Times, Work
 
-from .made_up_gpus import EIGHT_HALF, FLASH, GPU, WORKS, made_up_gpu
+from .made_up_gpus import EIGHT_HALF, FLASH, WORKS, made_up_gpu
 
 
 def rounds(count: int = 5, noise: float = 0.01, seed: int = 0) -> dict[Any, list[float]]:
@@ -66,11 +66,6 @@ def with_round(slowness: float, turn: int = 3) -> Rounds:
 )
 def test_times_of_a_loaded_card_are_not_used(loaded: Rounds) -> None:
     assert Times.of(loaded) is None
-
-
-def test_times_survive_their_document() -> None:
-    times = Times.of(rounds(), host={FLASH: 3e-5}, multiprocessors=132)
-    assert times is not None and Times.read(times.document(), GPU, WORKS) == times
 
 
 WORK = [16, 1024, 1024, 64, False, False, False]

@@ -95,7 +95,9 @@ for architecture in {ARCHITECTURES}:
     print(module.__file__, end="|")
     print(len(before), *(wheel.path.name.split('-')[0] for wheel in loader.bundled_wheels(architecture)))
 for architecture in {ARCHITECTURES}:
-    for call in (lambda: loader.load(architecture).plan(batch=1), loader.load(architecture).driver_version):
+    module = loader.load(architecture)
+    assert module.architecture == architecture
+    for call in (lambda: module.plan(batch=1), module.driver_version):
         try:
             call()
         except (TypeError, RuntimeError) as error:

@@ -61,22 +61,20 @@ def test_a_torch_that_cannot_be_loaded_is_named(pack: Plugin, error: str) -> Non
 
 
 # -I: like the Python of ComfyUI's Windows portable, it ignores the current folder, the script's and PYTHONPATH.
-@pytest.mark.parametrize(("command", "status"), [("install.py", 0), ("comfy_sage2 doctor", 1)])
-def test_a_python_that_ignores_the_current_folder(pack: Plugin, command: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("option", "command", "encoding", "status"),
+    [("-I", "install.py", "", 0), ("-I", "comfy_sage2 doctor", "", 1), ("-s", "install.py", "cp932:strict", 0)],
+)
+def test_a_folder_of_letters_that_an_encoding_may_lack(
+    pack: Plugin, option: str, command: str, encoding: str, status: int
+) -> None:
     moved = pack.root.parent / "Пак 日本"
     pack.root.rename(moved)
     pack.root = moved
     path, *arguments = command.split()
-    process = run(pack, "-I", str(moved / path), *arguments)
+    process = run(pack, option, str(moved / path), *arguments, PYTHONIOENCODING=encoding)
     assert process.returncode == status, process.stderr
     assert b"backend for each mode" in process.stdout and b"Traceback" not in process.stderr
-
-
-def test_an_encoding_that_lacks_the_folders_letters(pack: Plugin) -> None:
-    moved = pack.root.parent / "Пак 日本"
-    pack.root.rename(moved)
-    pack.root = moved
-    assert "backend for each mode" in install(pack, PYTHONIOENCODING="cp932:strict")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="descriptors are closed by a shell")

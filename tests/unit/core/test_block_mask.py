@@ -89,36 +89,30 @@ GOOD = torch.zeros(1, 1, 2, 3, dtype=torch.int16)
 
 
 @pytest.mark.parametrize(
-    ("lists", "error", "message"),
+    ("make", "given", "error", "message"),
     [
-        ([1, 2], TypeError, "lists must be an int16 tensor, got list"),
-        (GOOD.int(), TypeError, "lists must be an int16 tensor, got torch.int32"),
-        (GOOD[0], ValueError, r"must be of shape .*, got \(1, 2, 3\)"),
-        (GOOD[..., :1], ValueError, r"must be of shape .*, got \(1, 1, 2, 1\)"),
-        (GOOD[:, :, :0], ValueError, r"must be of shape .*, got \(1, 1, 0, 3\)"),
-        (GOOD.expand(1, 4, 2, 3), ValueError, r"must be contiguous, got strides .*call lists.contiguous\(\)"),
-        (torch.zeros(1, 1, 1, 32769, dtype=torch.int16), ValueError, "at most 32767 key blocks, got 32768"),
+        (BlockMask, [1, 2], TypeError, "lists must be an int16 tensor, got list"),
+        (BlockMask, GOOD.int(), TypeError, "lists must be an int16 tensor, got torch.int32"),
+        (BlockMask, GOOD[0], ValueError, r"must be of shape .*, got \(1, 2, 3\)"),
+        (BlockMask, GOOD[..., :1], ValueError, r"must be of shape .*, got \(1, 1, 2, 1\)"),
+        (BlockMask, GOOD[:, :, :0], ValueError, r"must be of shape .*, got \(1, 1, 0, 3\)"),
+        (
+            BlockMask,
+            GOOD.expand(1, 4, 2, 3),
+            ValueError,
+            r"must be contiguous, got strides .*call lists.contiguous\(\)",
+        ),
+        (BlockMask, GOOD.new_zeros(1, 1, 1, 32769), ValueError, "at most 32767 key blocks, got 32768"),
+        (BlockMask.from_dense, torch.ones(1, 1, 2, 2), TypeError, "mask must be a bool tensor .*, got torch.float32"),
+        (BlockMask.from_dense, None, TypeError, "mask must be a bool tensor .*, got NoneType"),
+        (BlockMask.from_dense, GOOD[0, 0].bool(), ValueError, r"mask must be of shape .*, got \(2, 3\)"),
+        (BlockMask.from_dense, GOOD.new_zeros(1, 1, 1, 32768).bool(), ValueError, "mask must have at most 32767 key"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_bad_tensors_are_refused(lists: Any, error: Any, message: str) -> None:
+def test_bad_lists_and_masks_are_refused(make: Any, given: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
-        BlockMask(lists)
-
-
-@pytest.mark.parametrize(
-    ("mask", "error", "message"),
-    [
-        (torch.ones(1, 1, 2, 2), TypeError, "mask must be a bool tensor .*, got torch.float32"),
-        (None, TypeError, "mask must be a bool tensor .*, got NoneType"),
-        (torch.ones(2, 2, dtype=torch.bool), ValueError, r"mask must be of shape .*, got \(2, 2\)"),
-        (torch.ones(1, 1, 1, 32768, dtype=torch.bool), ValueError, "mask must have at most 32767 key blocks"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_bad_masks_are_refused(mask: Any, error: Any, message: str) -> None:
-    with pytest.raises(error, match=message):
-        BlockMask.from_dense(mask)
+        make(given)
 
 
 API_PAGE = Path(__file__).resolve().parents[3] / "docs" / "dev" / "api.md"

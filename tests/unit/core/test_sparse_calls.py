@@ -39,6 +39,12 @@ def local(seed: int, head_dim: int = 64) -> tuple[torch.Tensor, torch.Tensor, to
     return q, k, torch.randn(1, KV_HEADS, TOKENS, head_dim, generator=generator)
 
 
+def chosen(sparse: Sparse, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None) -> BlockMask:
+    blocks = sparse.block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
+    assert blocks is not None
+    return blocks
+
+
 def tokens_of(active: torch.Tensor) -> torch.Tensor:
     """The mask of tokens that active blocks are."""
     return active.repeat_interleave(128, 2)[:, :, :TOKENS].repeat_interleave(128, 3)[..., :TOKENS]
@@ -84,14 +90,10 @@ def test_all_blocks_are_the_bits_of_the_dense_call(fresh_seed: int) -> None:
 @pytest.mark.parametrize("sparse", [Sparse(share=0.125), Sparse(bound=0.1)], ids=["share", "bound"])
 def test_blocks_of_some_tokens_are_always_computed(fresh_seed: int, sparse: Sparse) -> None:
     q, k, v = local(fresh_seed)
-    options, optional = AttentionOptions(), OptionalTensors()
-    without = sparse.block_mask(q, k, v, options, optional)
-    mask = replace(sparse, always=((0, 3), (600, 700))).block_mask(q, k, v, options, optional)
-    assert mask is not None and without is not None
-    active = mask.to_dense()
+    active = chosen(replace(sparse, always=((0, 3), (600, 700))), q, k, v).to_dense()
     for block in (0, 4, 5):
         assert active[..., block].all() and active[:, :, block].all()
-    assert not active.all() and not without.to_dense()[..., 0].all()
+    assert not active.all() and not chosen(sparse, q, k, v).to_dense()[..., 0].all()
 
 
 @pytest.mark.parametrize(("mode", "layout"), [("8b", "BHND"), ("precise", "BNHD")])
@@ -99,8 +101,8 @@ def test_a_tail_corrects_what_a_call_with_the_lists_gives(fresh_seed: int, mode:
     q, k, v = local(fresh_seed)
     v += 2 * torch.linspace(-1, 1, TOKENS)[:, None]  # what lies far away differs from what is near
     sparse = Sparse(share=0.25, tail=True)
-    mask = sparse.block_mask(q, k, v, AttentionOptions(), OptionalTensors())
-    assert mask is not None and 0 < mask.to_dense().float().mean() < 0.3
+    mask = chosen(sparse, q, k, v)
+    assert 0 < mask.to_dense().float().mean() < 0.3
     without, expected_lse = attention(q, k, v, mode=mode, block_mask=mask, return_lse=True, backend="reference")
     expected = without.clone()
     add_tail_(None, q, k, v, expected, expected_lse, mask.lists, 64**-0.5)
@@ -125,9 +127,7 @@ def test_a_nan_of_the_tail_is_flagged(fresh_seed: int) -> None:
     flag = torch.zeros(1, dtype=torch.int32)
     attention(q, k, v, sparse=sparse, nonfinite=flag, backend="reference")
     assert not flag
-    mask = sparse.block_mask(q, k, v, AttentionOptions(), OptionalTensors())
-    assert mask is not None
-    block = int(mask.to_dense()[0, :2].float().mean(dim=(0, 1)).argmin())
+    block = int(chosen(sparse, q, k, v).to_dense()[0, :2].float().mean(dim=(0, 1)).argmin())
     v[0, 0, 128 * block] = torch.nan  # K is as it was: so are the lists
     out = attention(q, k, v, sparse=sparse, nonfinite=flag, backend="reference")
     assert flag == 1 and out[0, :2].isnan().any()
@@ -156,9 +156,7 @@ def padded(seed: int, kind: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 )
 def test_heads_stay_within_the_bound(fresh_seed: int, bound: float, kind: str) -> None:
     q, k, v, mask = padded(fresh_seed, kind)
-    blocks = Sparse(bound=bound).block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
-    assert blocks is not None
-    active = blocks.to_dense()
+    active = chosen(Sparse(bound=bound), q, k, v, mask).to_dense()
     assert active.float().mean() < 0.8 and active[:, 0].float().mean() < active[:, 3].float().mean()
     left = tokens_of(active)
     if kind != "none":
@@ -171,16 +169,13 @@ def test_heads_stay_within_the_bound(fresh_seed: int, bound: float, kind: str) -
 def test_each_block_of_queries_keeps_keys_within_a_bound(kind: str, seed: int) -> None:
     """Inputs of which one block had none: its rows were zeros, and the head's mean error still within the bound."""
     q, k, v, mask = padded(seed, kind)
-    blocks = Sparse(bound=0.1).block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
-    assert blocks is not None and blocks.to_dense()[1].any(dim=2).all()
+    assert chosen(Sparse(bound=0.1), q, k, v, mask).to_dense()[1].any(dim=2).all()
 
 
 @pytest.mark.parametrize("kind", ["bool", "additive", "of heads"])
 def test_blocks_of_hidden_keys_are_no_part_of_a_share(fresh_seed: int, kind: str) -> None:
     q, k, v, mask = padded(fresh_seed, kind)
-    blocks = Sparse(share=0.25).block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
-    assert blocks is not None
-    active = blocks.to_dense()
+    active = chosen(Sparse(share=0.25), q, k, v, mask).to_dense()
     assert (active.sum(dim=3) == 2).all()
     assert active[0, ..., :8].sum() == active[0].sum() and not active[1, ..., 3:].any()
 
@@ -191,9 +186,7 @@ def test_what_all_keys_have_in_common_changes_no_blocks(fresh_seed: int) -> None
     for common in (0.0, -8.0, 8.0):
         k[:, :, :, 2] = common  # where q is about 1
         q[..., 2] = 1.0
-        blocks = Sparse(share=0.25).block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
-        assert blocks is not None
-        lists.append(blocks.lists)
+        lists.append(chosen(Sparse(share=0.25), q, k, v, mask).lists)
     assert all(torch.equal(each, lists[0]) for each in lists)
 
 
@@ -210,8 +203,7 @@ def test_a_bias_counts_as_it_does_in_the_softmax(fresh_seed: int, shift: float) 
     scores = q[:, :, ::128].double() @ k.double().repeat_interleave(HEADS // KV_HEADS, 1).mT / 8 + bias.double()
     shares = torch.nn.functional.pad(scores.softmax(dim=3), (0, -tokens % 128)).unflatten(3, (blocks, 128)).sum(dim=4)
     expected = torch.zeros_like(shares, dtype=torch.bool).scatter_(3, shares.topk(3).indices, True)
-    mask = Sparse(share=1 / 3).block_mask(q, k, k, AttentionOptions(), OptionalTensors(bias))
-    assert mask is not None and torch.equal(mask.to_dense(), expected)
+    assert torch.equal(chosen(Sparse(share=1 / 3), q, k, k, bias).to_dense(), expected)
 
 
 def test_a_call_whose_keys_are_all_hidden_gives_zeros(fresh_seed: int) -> None:

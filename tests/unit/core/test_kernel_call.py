@@ -165,16 +165,6 @@ def test_heads_of_an_entry_are_readable_where_those_of_a_batch_are(shape: tuple[
         assert torch.equal(copy[..., : unreadable.shape[-1]], unreadable)
 
 
-@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
-def test_the_lse(layout: str) -> None:
-    q, k = torch.randn(2, 16, 16, 64).half(), torch.randn(2, 16, 16, 64).half()
-    call, _, lse = run(q, k, k, layout=layout, return_lse=True)
-    assert lse is not None and lse.shape == (2, 16, 16) and lse.dtype == torch.float32
-    assert call["lse"] == lse.data_ptr() and call["has_lse"] is True
-    call, _, lse = run(q, k, k, layout=layout)
-    assert lse is None and not call["lse"] and call["has_lse"] is False
-
-
 @pytest.mark.parametrize(
     "shape",
     [(30, 50), (1, 50), (30, 1), (1, 1), (4, 30, 50), (1, 1, 50), (2, 4, 30, 50), (2, 1, 1, 50), (1, 4, 30, 1)],

@@ -64,14 +64,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-def test_once_in_a_process_and_once_for_a_gpu(machine: Machine) -> None:
-    assert machine.reason() is None and machine.reason() is None
-    assert machine.asked == [(0, VARIANTS)]
-    machine.restart()
-    assert machine.reason() is None
-    assert len(machine.asked) == 2
-
-
 def test_two_gpus_keep_their_own_results(machine: Machine) -> None:
     machine.gpus = ["NVIDIA H200", "NVIDIA H100"]
     assert machine.reason(0) is None

@@ -17,11 +17,16 @@ HOPPER = {"gpu": "NVIDIA H200", "driver": "580.65"}
 
 
 @pytest.fixture
-def findings(tmp_path: Path) -> CacheFile:
-    return CacheFile(tmp_path / "cache" / "findings.json")
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "findings.json"
 
 
-def test_each_gpu_keeps_its_own(findings: CacheFile) -> None:
+@pytest.fixture
+def findings(path: Path) -> CacheFile:
+    return CacheFile(path)
+
+
+def test_each_gpu_keeps_its_own(findings: CacheFile, path: Path) -> None:
     assert findings.get(ADA) is None
     findings.put(ADA, {"passed": True})
     findings.put(HOPPER, {"passed": False})
@@ -29,28 +34,25 @@ def test_each_gpu_keeps_its_own(findings: CacheFile) -> None:
     assert findings.get(ADA) == findings.get(dict(reversed(ADA.items()))) == {"passed": True}
     assert findings.get(HOPPER) == {"passed": True, "times": [1.5]}
     assert findings.get({**ADA, "driver": "581.0"}) is None
-    assert findings.path is not None
-    assert [path.name for path in findings.path.parent.iterdir()] == ["findings.json"]
+    assert [each.name for each in path.parent.iterdir()] == ["findings.json"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other permissions")
-def test_nobody_else_can_write_to_it(findings: CacheFile) -> None:
+def test_nobody_else_can_write_to_it(findings: CacheFile, path: Path) -> None:
     earlier = os.umask(0)
     try:
         findings.put(ADA, {"passed": True})
     finally:
         os.umask(earlier)
-    assert findings.path is not None
-    assert stat.S_IMODE(findings.path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(findings.path.parent.stat().st_mode) == 0o755
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
 @pytest.mark.timeout(60)
-def test_a_pipe_in_the_files_place_is_not_waited_for(findings: CacheFile) -> None:
-    assert findings.path is not None
-    findings.path.parent.mkdir()
-    os.mkfifo(findings.path)
+def test_a_pipe_in_the_files_place_is_not_waited_for(findings: CacheFile, path: Path) -> None:
+    path.parent.mkdir()
+    os.mkfifo(path)
     assert findings.get(ADA) is None
     findings.put(ADA, {"passed": True})
     assert findings.get(ADA) == {"passed": True}
@@ -59,10 +61,9 @@ def test_a_pipe_in_the_files_place_is_not_waited_for(findings: CacheFile) -> Non
 FILE = json.dumps({json.dumps(ADA, sort_keys=True): {"passed": True}}).encode()
 
 
-def test_the_file_as_it_is_written(findings: CacheFile) -> None:
-    assert findings.path is not None
+def test_the_file_as_it_is_written(findings: CacheFile, path: Path) -> None:
     findings.put(ADA, {"passed": True})
-    assert findings.path.read_bytes() == FILE
+    assert path.read_bytes() == FILE
 
 
 def test_as_many_large_entries_as_are_kept_can_be_read(findings: CacheFile) -> None:
@@ -87,10 +88,9 @@ def test_as_many_large_entries_as_are_kept_can_be_read(findings: CacheFile) -> N
     ],
     ids=range(10),
 )
-def test_a_file_that_cannot_be_used_is_ignored_and_rewritten(findings: CacheFile, content: bytes) -> None:
-    assert findings.path is not None
-    findings.path.parent.mkdir()
-    findings.path.write_bytes(content)
+def test_a_file_that_cannot_be_used_is_ignored_and_rewritten(findings: CacheFile, path: Path, content: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
     assert findings.get(ADA) is None
     findings.put(HOPPER, {"passed": True})
     assert findings.get(HOPPER) == {"passed": True}

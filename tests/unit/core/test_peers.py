@@ -21,7 +21,6 @@ from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.exact import exact_attention
 
-_, SAGE = PEERS
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -290,14 +289,16 @@ MASKED = {"mask_shape": (2, 1, 1, 1024), "mask_dtype": torch.bool}
         ({"kv_heads": 4}, {"comfy-kitchen"}),
         ({"head_dim": 96}, {"comfy-kitchen"}),
         ({"kv_length": 1000}, {"comfy-kitchen"}),
+        ({"kv_length": 1000, "version": "2.2.0"}, {"comfy-kitchen", "sageattention"}),
     ],
     ids=lambda value: str(value if isinstance(value, dict) else sorted(value)),
 )
 def test_calls_that_a_package_does_not_take_never_reach_it(
     changes: dict[str, Any], able: set[str], installed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is imported for them. Here SageAttention is version 1, which needs whole blocks of keys."""
-    installed.update({"comfy-kitchen": "0.2.40", "sageattention": "1.0.6"})
+    """Nothing is imported for them. Version 1 of SageAttention, which is here if none is given, needs whole blocks."""
+    changes = dict(changes)
+    installed.update({"comfy-kitchen": "0.2.40", "sageattention": changes.pop("version", "1.0.6")})
     loaded = []
     for peer in PEERS:
 
@@ -311,10 +312,3 @@ def test_calls_that_a_package_does_not_take_never_reach_it(
     reasons = {peer.name: peer.reason_against(on_gpu(**changes)) for peer in PEERS}
     assert {name for name, reason in reasons.items() if reason is None} == able == set(loaded)
     assert all(reason is None or reason.startswith("[SA-") for reason in reasons.values())
-
-
-def test_sage_attention_2_takes_any_number_of_keys(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    installed["sageattention"] = "2.2.0"
-    monkeypatch.setattr(SAGE, "_functions", PeerFunctions(attend, ("BHND",)))
-    monkeypatch.setattr(SAGE, "_failure", None)
-    assert SAGE.reason_against(on_gpu(kv_length=1000)) is None

@@ -131,7 +131,10 @@ class Backend(ABC):
 
     @abstractmethod
     def bind(self, signature: CallSignature) -> BoundCall:
-        """Prepare calls of `signature`, which is settled."""
+        """Prepare calls of `signature`, which is settled.
+
+        A ValueError is a refusal, which is cached; after a RuntimeError, of the device, the next call tries again.
+        """
 
 
 class BoundTensors(BoundCall):

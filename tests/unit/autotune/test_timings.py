@@ -68,6 +68,13 @@ def test_times_of_a_loaded_card_are_not_used(loaded: Rounds) -> None:
     assert Times.of(loaded) is None
 
 
+def test_times_survive_their_document() -> None:
+    """Also if a package's outputs are garbage: else the GPU would be measured at each start."""
+    times = Times.of(rounds(), {(FLASH, 64): (1e30, None)}, {FLASH: 3e-5}, multiprocessors=132)
+    candidates = list(dict.fromkeys(candidate for candidate, _ in made_up_gpu()))
+    assert times is not None and Times.read(times.document(), candidates, WORKS) == times
+
+
 WORK = [16, 1024, 1024, 64, False, False, False]
 EIGHT_BITS = ["sm89", "8b", "fp32", True, False, "int8"]
 ROW = {"candidate": EIGHT_BITS, "seconds": [1e-4], "host": 2e-5, "errors": {"64": [0.04, None]}}

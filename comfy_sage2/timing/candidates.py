@@ -182,7 +182,7 @@ def _relative_l2(run: Callable[[], Result], exact: torch.Tensor) -> float:
     """NaN for a call that raises."""
     try:
         out, _ = run()
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         if is_out_of_memory(error):
             raise
         return nan

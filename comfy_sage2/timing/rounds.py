@@ -71,7 +71,7 @@ def time_rounds(
     """The seconds of each call in each round: 3 to 7 rounds, as many as end before `deadline`, a time of `clock`.
 
     Rounds that fit into 0.1 s run even after it. A first visit, which is not counted, loads and compiles; a call that
-    raises RuntimeError in a visit is left out.
+    raises RuntimeError or ValueError in a visit is left out.
     """
     calls: dict[Key, int] = {}
     clock.progress(0, 1 + MOST_ROUNDS)
@@ -103,7 +103,7 @@ def _visited(clock: GpuClock, run: Callable[[], object], calls: int) -> float | 
     """As `GpuClock.visit`; None if the call has no kernel. Other packages' attentions may fail at any call."""
     try:
         return clock.visit(run, calls)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         if is_out_of_memory(error):
             raise
         return None

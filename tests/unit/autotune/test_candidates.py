@@ -130,7 +130,9 @@ def test_keys_that_are_not_there_show_in_the_errors(kernel: StandIn, package: St
     assert all(e is not None and e < 0.01 for e in many) and few is not None and few > 0.2
 
 
-@pytest.mark.parametrize("trouble", [RuntimeError("[SA-115] it failed"), math.nan, math.inf], ids=repr)
+@pytest.mark.parametrize(
+    "trouble", [RuntimeError("[SA-115] it failed"), ValueError("it refuses"), math.nan, math.inf], ids=repr
+)
 def test_a_package_without_results_has_no_errors(kernel: StandIn, package: StandIn, trouble: Any) -> None:
     def change(out: torch.Tensor, signature: CallSignature) -> torch.Tensor:
         if isinstance(trouble, Exception):

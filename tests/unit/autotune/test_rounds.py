@@ -136,8 +136,9 @@ def test_a_call_that_python_keeps_for_long_is_not_waited_for_forever(monkeypatch
     assert gpu.cpu // 10_000_000 == len(_HEAD_STARTS)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, ValueError])
 @pytest.mark.parametrize("visit", range(6))
-def test_a_call_that_fails_is_left_out(visit: int) -> None:
+def test_a_call_that_fails_is_left_out(visit: int, error: type[Exception]) -> None:
     """Another package's attention may fail in any of its visits; the others keep all of their rounds."""
     made = 0
 
@@ -145,7 +146,7 @@ def test_a_call_that_fails_is_left_out(visit: int) -> None:
         nonlocal made
         made += 1
         if made > visit:
-            raise RuntimeError("broken")
+            raise error("broken")
         return "failing", 1e-3
 
     times = time_rounds({**runs(good=1e-3), "failing": failing}, FakeClock(), random.Random(0), deadline=10.0)

@@ -194,7 +194,7 @@ def _sage_attention() -> PeerFunctions:
 def _installed_version(distribution: str) -> str | None:
     try:
         return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
+    except Exception:  # none is installed, or what is there cannot be read
         return None
 
 

@@ -144,6 +144,12 @@ def test_a_package_that_is_not_installed(
     assert not caplog.records
 
 
+def test_a_package_whose_metadata_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    damaged = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+    monkeypatch.setattr("importlib.metadata.version", raising(damaged))
+    assert peer_of().availability() == "[SA-115] other is not installed"
+
+
 @pytest.mark.parametrize("in_two_steps", [False, True])
 @pytest.mark.parametrize(
     "error", [RuntimeError("CUDA"), AssertionError(), TypeError("argument"), KeyError("x")], ids=repr

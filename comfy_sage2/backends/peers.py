@@ -148,8 +148,8 @@ class PeerCall(BoundCall):
 
     def _checked(self, out: Any, optional: OptionalTensors) -> Result:
         out = out.transpose(1, 2) if self._transposes else out
-        if out.shape != self._signature.q.shape:
-            raise ValueError(f"its output has the shape {tuple(out.shape)}")
+        if (out.shape, out.dtype) != (self._signature.q.shape, self._signature.dtype):
+            raise ValueError(f"its output is {out.dtype} of shape {tuple(out.shape)}")
         mask = mask_4d(optional.attn_mask)
         if mask is not None:
             closed = closed_rows(mask)[..., None]

@@ -188,7 +188,11 @@ def test_the_first_call_in_two_steps_shows_whether_the_second_step_works() -> No
 
 
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
-@pytest.mark.parametrize("out", [None, (torch.zeros(2, 3, 20, 16), None), torch.zeros(2, 3, 4, 16)], ids=type)
+@pytest.mark.parametrize(
+    "out",
+    [None, (torch.zeros(2, 3, 20, 16), None), torch.zeros(2, 3, 4, 16).bfloat16(), torch.zeros(2, 3, 20, 16)],
+    ids=range(4),
+)
 def test_an_output_of_another_form_is_a_failure_of_the_package(out: Any, layout: str) -> None:
     peer, tensors = peer_of(lambda *arguments: out), inputs(layout)
     with pytest.raises(RuntimeError, match=r"^\[SA-115\] other 1.5 failed"):

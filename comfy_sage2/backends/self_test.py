@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..autotune import store
 from ..kernels import loader
 from ..options import AUTO, FLOAT_PV
 from ..system.memory import is_out_of_memory
@@ -57,6 +58,8 @@ def reason_against(architecture: str, index: int | None, variants: Sequence[Vari
                 _postponed.add(place)
                 return None
             _results[place] = result
+            if place in _postponed:
+                store.changed()  # a plan that was made before may use what has failed
         return _results[place].reason
 
 

@@ -189,5 +189,6 @@ def _key(index: int) -> dict[str, str] | None:
     if driver is None:
         return None
     gpu_facts = {"gpu": gpu.name, "capability": f"{gpu.major}.{gpu.minor}", "driver": driver}
+    gpu_facts["multiprocessors"] = str(gpu.multi_processor_count)  # cards of one name differ, such as the RTX 3080
     builds = candidates.builds(torch.cuda.get_device_capability(index))
     return {"test": f"times, format {FORMAT_VERSION}", **gpu_facts, "torch": torch.__version__, **builds}

@@ -34,6 +34,7 @@ class Machine:
     gpus: list[str] = field(default_factory=lambda: ["NVIDIA GeForce RTX 4090"])
     driver: str | None = "580.65.06"
     module: str = "a" * 64
+    multiprocessors: int = 128
     slower: dict[Any, float] = field(default_factory=dict)
     noise: float = 0.0
     error: Exception | None = None
@@ -76,7 +77,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
     monkeypatch.setattr(
         torch.cuda,
         "get_device_properties",
-        lambda index: SimpleNamespace(name=machine.gpus[index], major=8, minor=9, multi_processor_count=128),
+        lambda index: SimpleNamespace(
+            name=machine.gpus[index], major=8, minor=9, multi_processor_count=machine.multiprocessors
+        ),
     )
     machine.restart()
     yield machine
@@ -100,7 +103,7 @@ def test_an_unforeseen_failure_is_not_met_at_each_run(machine: Machine, monkeypa
     assert machine.ask() is None
 
 
-@pytest.mark.parametrize("change", ["gpus", "driver", "module", "torch", "format"])
+@pytest.mark.parametrize("change", ["gpus", "multiprocessors", "driver", "module", "torch", "format"])
 def test_what_is_remembered_holds_for_this_machine_alone(
     machine: Machine, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +114,7 @@ def test_what_is_remembered_holds_for_this_machine_alone(
     elif change == "format":
         monkeypatch.setattr(measure, "FORMAT_VERSION", 99)
     else:
-        setattr(machine, change, ["NVIDIA L40"] if change == "gpus" else "b" * 64)
+        setattr(machine, change, {"gpus": ["NVIDIA L40"], "multiprocessors": 126}.get(change, "b" * 64))
     machine.ask()
     assert machine.measured == [0, 0]
 

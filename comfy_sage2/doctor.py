@@ -20,6 +20,7 @@ from .backends.kernels import KERNELS
 from .backends.peers import PEERS
 from .command_line import Parser, say
 from .dispatch import registry
+from .dispatch.plan import OTHER_GPU
 from .integrations.sageattention import offer
 from .kernels import loader
 from .options import MODES
@@ -29,7 +30,6 @@ from .timing.measure import measure_now, remembered
 
 _LABEL_WIDTH = 25
 _WITHOUT_DRIVER = "[SA-101]"
-_OTHER_GPU = "[SA-103]"
 _WRONG_CHOICE = "[SA-601]"
 
 
@@ -150,8 +150,7 @@ def _cause(device: str, verdicts: list[Verdict]) -> str:
     if device == "cpu":
         return _guarded(machine.reason_without_gpu)
     reasons = [reason for verdict in verdicts for reason in verdict.reasons.values() if reason is not None]
-    # Kernels for other GPUs always have a reason, which says nothing about this GPU.
-    reasons.sort(key=lambda reason: reason.startswith(_OTHER_GPU))
+    reasons.sort(key=lambda reason: reason.startswith(OTHER_GPU))
     return reasons[0] if reasons else "this installation has no kernels: update or reinstall the pack"
 
 

@@ -30,6 +30,7 @@ HOST_SETS_THE_PACE = (
     "attention computes this call"
 )
 OWN_IS_FASTER = "[SA-314] no exact attention was measured to be faster than ComfyUI's own here"
+OTHER_GPU = "[SA-103]"  # begins the reasons of kernels for other GPUs, which say nothing about this one
 MOST_PLANS = 1024
 
 
@@ -87,10 +88,12 @@ class Refusal:
 
     @property
     def reason(self) -> str:
-        """The reasons in one line for the user; a reason that all backends share appears once."""
-        distinct = list(dict.fromkeys(self.reasons.values()))
+        """The reasons in one line for the user: each once, and those of kernels for other GPUs only without others."""
+        here = {name: reason for name, reason in self.reasons.items() if not reason.startswith(OTHER_GPU)}
+        reasons = here or self.reasons
+        distinct = list(dict.fromkeys(reasons.values()))
         if len(distinct) > 1:
-            return "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
+            return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         return distinct[0] if distinct else self.text
 
 

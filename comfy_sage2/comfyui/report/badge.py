@@ -16,7 +16,7 @@ def badge(session: Session) -> Badge:
     if dispatcher.settings.mode == "off":
         return Badge("off")
     if dispatcher.idle_reason is not None:
-        code = dispatcher.idle_reason[1:].partition("]")[0]  # of "[SA-104] …"
+        code = dispatcher.idle_reason.partition("[")[2].partition("]")[0]  # of "[SA-104] …", or "sm90: [SA-104] …"
         return Badge(f"unchanged: {'no GPU' if gpu == 'CPU' else code}", WARNING)
     summary = session.record.summary()
     if summary.sampling is Sampling.NONE:

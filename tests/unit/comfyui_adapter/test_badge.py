@@ -72,7 +72,8 @@ def test_after_a_sampling(shares: Any, options: Any, words: tuple[str, str]) -> 
 
 def test_without_a_sampling() -> None:
     assert badge(session_on(GPU)) == ("8b · H100", PLAIN)
-    assert badge(session_on(GPU, NO_KERNEL)) == ("unchanged: SA-104", WARNING)
+    for reason in (NO_KERNEL.reason, f"sm90: {NO_KERNEL.reason}; sm89: [SA-102] the driver is too old"):
+        assert badge(session_on(GPU, Decision(reason=reason))) == ("unchanged: SA-104", WARNING)
     assert badge(session_on(torch.device("cpu"), NO_KERNEL)) == ("unchanged: no GPU", WARNING)
     assert badge(session_on(GPU, OFF, Settings("off"))) == ("off", PLAIN)
     stopped = session_on(GPU)

@@ -203,7 +203,11 @@ def test_nobody_is_left(able: tuple[FakeBackend, FakeBackend]) -> None:
 
 @pytest.mark.parametrize(
     ("second", "reason"),
-    [(None, TOO_LONG), ("its wheel is missing", f"one: {TOO_LONG}; two: its wheel is missing")],
+    [
+        (None, TOO_LONG),
+        ("its wheel is missing", f"one: {TOO_LONG}; two: its wheel is missing"),
+        ("[SA-103] for other GPUs", TOO_LONG),
+    ],
 )
 def test_a_reason_that_all_share_stands_once(monkeypatch: pytest.MonkeyPatch, second: str | None, reason: str) -> None:
     preferred, other, slow = FakeBackend("one"), FakeBackend("two"), FakeBackend("three", accelerated=False)

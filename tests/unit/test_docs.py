@@ -122,6 +122,11 @@ def test_make_targets_and_paths_exist(pages: dict[str, str]) -> None:
     assert missing == []
 
 
+def test_the_files_of_the_numerics_exist(pages: dict[str, str]) -> None:
+    files = set(re.findall(r"`(\w+\.py)`", pages["docs/dev/api.md"]))
+    assert files and files <= {path.name for path in (REPOSITORY / "comfy_sage2/quantize").iterdir()}
+
+
 def test_examples_import_what_there_is(pages: dict[str, str]) -> None:
     """Of this project: what else an example needs may not be installed here."""
     missing = []

@@ -1,4 +1,4 @@
-"""Attentions that give NaN in chosen calls, and samplings with them under the guard."""
+"""Attentions that return NaN in chosen calls, and guarded samplings with them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYERS = 3
 
 
 class Breaking:
-    """An attention whose output has one NaN in chosen calls, counted from 0, which the flag is told."""
+    """An attention whose output has one NaN in the calls `broken`, counted from 0; these calls set `nonfinite`."""
 
     def __init__(self, *broken: int) -> None:
         self.broken = broken
@@ -39,7 +39,7 @@ class Breaking:
 def sampled(
     monkeypatch: pytest.MonkeyPatch, kernel: Breaking, func: Any, guarded: bool = True, at_end: bool = False
 ) -> tuple[Session, list[float]]:
-    """One sampling of two steps and three layers; the mean of each call's output."""
+    """Run one sampling of two steps and three layers; return its session and the mean of each call's output."""
     serve_by(monkeypatch, kernel)
     session = node_session(settings(guard=guarded))
     override = make_override(session)

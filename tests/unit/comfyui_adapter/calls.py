@@ -44,14 +44,14 @@ def reference_attention(
     nonfinite: torch.Tensor | None = None,
     rotated_heads: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What `attention` gives by the reference, also while another backend has its place."""
+    """The result of the reference, even while `serve_by` replaces that backend."""
     optional = OptionalTensors.of(attn_mask, block_mask, nonfinite, rotated_heads)
     signature = CallSignature.of(q, k, v, options, optional)
     return ReferenceBackend().bind(signature).run(q, k, v, optional)[0]
 
 
 class StandIn(ReferenceBackend):
-    """A backend whose calls a function computes, which takes what `reference_attention` takes."""
+    """A backend that computes its calls with `attention`, which has the parameters of `reference_attention`."""
 
     def __init__(self, attention: Attention, replaced: Backend) -> None:
         self.attention = attention
@@ -66,19 +66,19 @@ class _StandInCall(BoundCall):
         self.attention, self.options = attention, options
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Any:
-        lists = None if optional.block_mask is None else BlockMask(optional.block_mask, optional.invalid_blocks)
-        given = {
+        mask = None if optional.block_mask is None else BlockMask(optional.block_mask, optional.invalid_blocks)
+        keywords = {
             "attn_mask": optional.attn_mask,
-            "block_mask": lists,
+            "block_mask": mask,
             "nonfinite": optional.nonfinite,
             "rotated_heads": optional.rotated_heads,
         }
-        present = {name: value for name, value in given.items() if value is not None}
+        present = {name: value for name, value in keywords.items() if value is not None}
         return self.attention(q, k, v, options=self.options, **present), None
 
 
 def serve_by(monkeypatch: pytest.MonkeyPatch, attention: Attention) -> None:
-    """From now on the backend "reference" computes its calls by `attention`; see `StandIn`."""
+    """Make the backend "reference" compute its calls with `attention`; see `StandIn`."""
     backends = [
         StandIn(attention, backend) if backend.name == "reference" else backend for backend in registry.backends()
     ]
@@ -86,14 +86,14 @@ def serve_by(monkeypatch: pytest.MonkeyPatch, attention: Attention) -> None:
 
 
 def with_times(monkeypatch: pytest.MonkeyPatch, choices: TunedChoices | None) -> None:
-    """Every device has these times of a GPU."""
+    """Make `choices` the timings of every device; None: nothing was timed."""
     for module in ("dispatch.plan", "dispatch.registry", "autotune.auto_mode", "comfyui.session.dispatcher"):
         monkeypatch.setattr(f"comfy_sage2.{module}.choices_of", lambda device: choices or store.NOTHING_TIMED)
     store.changed()
 
 
 def install_module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> Any:
-    """A module of ComfyUI with these members, in packages that have nothing else."""
+    """Install a module of ComfyUI with these members, in otherwise empty packages."""
     packages = name.split(".")[:-1]
     for count in range(1, len(packages) + 1):
         package = ".".join(packages[:count])
@@ -124,20 +124,20 @@ class Container:
 def added(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: torch.Tensor | None = None, **kwargs: Any
 ) -> torch.Tensor:
-    """An attention whose gradients are all one."""
+    """An attention whose gradients are all ones."""
     return q + k + v
 
 
 def ones(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: torch.Tensor | None = None, **kwargs: Any
 ) -> torch.Tensor:
-    """ComfyUI's attention: recognizable, and as strict as ComfyUI about what must be forwarded."""
+    """ComfyUI's attention: returns ones, and requires the arguments that an override must forward."""
     assert kwargs["_inside_attn_wrapper"] and "transformer_options" in kwargs
     return torch.ones_like(q)
 
 
 def raising(error: Exception) -> Callable[..., Any]:
-    """An attention, or a part of one, that fails."""
+    """A function that raises `error`."""
 
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise error
@@ -150,13 +150,13 @@ def qkv(length: int = 64, keys: int | None = None) -> tuple[torch.Tensor, ...]:
 
 
 def settings(**options: Any) -> Settings:
-    """The reference in 8b for every call, without anything else that the defaults add; `options` in their place."""
+    """Settings with the reference in 8b for every call and all other features off, except for `options`."""
     plain = {"mode": "8b", "backend": "reference", "when": ALWAYS, "rotate": "off", "guard": False}
     return Settings(**{**plain, **options})
 
 
 def node_session(settings: Settings, slot: int = 0, previous: Any = None, expected: Decision = REFERENCE) -> Session:
-    """A session of the node with these settings, in no sampling yet."""
+    """A session of the node with these settings, before any sampling."""
     return Session(Dispatcher(settings, expected), slot, previous)
 
 
@@ -178,7 +178,7 @@ def reasons(summary: Summary) -> list[str]:
 
 
 class Executor:
-    """What ComfyUI gives to a wrapper of a method: calls `method`, which is one of the object `class_obj`."""
+    """The executor that ComfyUI passes to a wrapper: it calls `method` of the object `class_obj`."""
 
     def __init__(self, method: Callable[..., Any], class_obj: object = None) -> None:
         self.method = method
@@ -189,7 +189,7 @@ class Executor:
 
 
 def guider_of(diffusion_model: Any = None, model_options: Any = None, object_patches: Any = None) -> Any:
-    """ComfyUI's object of a sampling with this model."""
+    """A stand-in for ComfyUI's guider of a sampling with this model."""
     model = SimpleNamespace(diffusion_model=diffusion_model)
     patcher = SimpleNamespace(model=model, object_patches=object_patches or {})
     return SimpleNamespace(model_patcher=patcher, model_options=model_options or {})

@@ -1,4 +1,4 @@
-"""GPUs that are not there: backends whose outputs tell who served, and what attentions take on a card."""
+"""Pretended GPUs: backends whose outputs identify them, and the times of attentions on a card."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from comfy_sage2.dispatch import registry
 from comfy_sage2.options import EXACT, MODES
 
 KITCHEN = "comfy-kitchen"
-# What the outputs of a backend, or of ComfyUI's own attention, are full of.
+# The value that fills the output of a backend, or of ComfyUI's own attention.
 VALUES = {"comfyui": 1.0, "sm90": 2.0, "torch-cudnn": 3.0, "torch-flash": 4.0, KITCHEN: 5.0}
 
 
 class Constant(FakeBackend):
-    """A backend whose flag says that its output is broken."""
+    """A backend that sets the flag for a broken output."""
 
     def compute(self, *tensors: Any) -> Any:
         *_, optional = tensors
@@ -30,7 +30,7 @@ class Constant(FakeBackend):
 
 
 class Package(Constant):
-    """Another package's attention. Its first calls raise as often as `broken` says."""
+    """Another package's attention. Its next `broken` calls raise."""
 
     is_peer = True
     broken = 0
@@ -43,7 +43,7 @@ class Package(Constant):
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> Package:
-    """These backends and the reference are all there are, beside a package, which is returned."""
+    """Leave only these backends, the reference and another package's attention, and return the latter."""
     modes = {name: MODES if name == "sm90" else (EXACT,) for name in names}
     backends = [Constant(name, modes[name], value=VALUES[name]) for name in names]
     monkeypatch.setattr(registry, "BACKENDS", (*backends, registry.get("reference")))
@@ -52,16 +52,18 @@ def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> Package:
     return package
 
 
-def card(seconds: Mapping[Candidate, float | Mapping[int, float]], errors: Mapping[Candidate, float]) -> TunedChoices:
-    """A GPU on which attentions take so many nanoseconds a pair, or so many by head_dim, with these relative errors."""
+def card(
+    nanoseconds: Mapping[Candidate, float | Mapping[int, float]], errors: Mapping[Candidate, float]
+) -> TunedChoices:
+    """The timings of a GPU. nanoseconds: per pair, or per pair by head_dim; errors: relative errors."""
     works = [Work(16, n, n, head_dim) for n in (1024, 4096) for head_dim in (64, 128)]
     times = {
-        (candidate, work): 1e-9 * work.pairs * (each[work.head_dim] if isinstance(each, Mapping) else each)
-        for candidate, each in seconds.items()
+        (candidate, work): 1e-9 * work.pairs * (per_pair[work.head_dim] if isinstance(per_pair, Mapping) else per_pair)
+        for candidate, per_pair in nanoseconds.items()
         for work in works
     }
-    of = {(candidate, head_dim): (error,) for candidate, error in errors.items() for head_dim in (64, 128)}
-    return TunedChoices(Times(times, 0.0, of))
+    by_head_dim = {(candidate, head_dim): (error,) for candidate, error in errors.items() for head_dim in (64, 128)}
+    return TunedChoices(Times(times, 0.0, by_head_dim))
 
 
 def half(length: int = 64, keys: int | None = None) -> tuple[torch.Tensor, ...]:

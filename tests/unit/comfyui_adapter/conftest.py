@@ -1,4 +1,4 @@
-"""What tests of the adapter share."""
+"""Fixtures of the adapter's tests."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .sparse_samplings import TOKENS
 
 @pytest.fixture
 def without_precise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The guard's next attention is ComfyUI's, as with a kernel that lacks mode precise."""
+    """Take mode precise from the reference, so that the guard goes on to ComfyUI's attention."""
     monkeypatch.setattr(registry.get("reference"), "constraints", (option_is("mode", "8b", "4b"),))
 
 
 @pytest.fixture
 def short_calls_are_sparse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference is slow: here calls of an eighth of the length leave blocks out."""
+    """Let `sparse` skip blocks in calls of an eighth of the usual length, because the reference is slow."""
     assert levels.LEAST_BLOCKS == 64
     monkeypatch.setattr(levels, "LEAST_BLOCKS", TOKENS // 128)

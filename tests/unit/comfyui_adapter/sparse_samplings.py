@@ -1,4 +1,4 @@
-"""Samplings with `sparse`, and what they are held to, for the tests of it."""
+"""Samplings with `sparse`, and the outputs that tests compare with theirs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = 5
 
 
 def focused(seed: int, tokens: int = TOKENS, batch: int = 1, beside: int = 0) -> list[torch.Tensor]:
-    """q, k and v of a head that attends to its own block and, less, to one `beside` it: (B, N, H * D) each."""
+    """q, k and v, (B, N, H * D), of heads that attend to their own block and, less, to the one `beside` blocks away."""
     generator = torch.Generator().manual_seed(seed)
     directions = torch.linalg.qr(torch.randn(HEAD_DIM, HEAD_DIM, generator=generator))[0]
     block = torch.arange(tokens) // 128
@@ -39,7 +39,7 @@ def focused(seed: int, tokens: int = TOKENS, batch: int = 1, beside: int = 0) ->
 
 
 class SparseSession(Session):
-    """A session with `sparse`, and samplings of STEPS steps with it."""
+    """A session with `sparse` that runs samplings of STEPS steps."""
 
     def begin(self, *, times_calls: bool = True) -> None:
         self.begin_sampling([sigma(step) for step in range(STEPS + 1)], times_calls=times_calls)
@@ -49,10 +49,10 @@ class SparseSession(Session):
         step: float,
         *calls: list[torch.Tensor],
         at_end: bool = True,
-        of_pass: dict[str, Any] | None = None,
+        pass_options: dict[str, Any] | None = None,
         **keywords: Any,
     ) -> list[Any]:
-        """One pass in `step`, or between it and the next, that makes these calls; it gets the options `of_pass`."""
+        """Run one pass that makes these calls, with `pass_options`; a fractional `step` is between two steps."""
         override = make_override(self)
         outs: list[Any] = []
 
@@ -63,8 +63,8 @@ class SparseSession(Session):
                 outs.append(override(ones, *tensors, HEADS, **kwargs))
             return torch.cat([out.flatten() for out in outs])
 
-        model_pass = self.begin_pass(sigma(step), CPU, of_pass or {})
-        model_pass.check_at_end, model_pass.changes = at_end, changes_of(None, of_pass or {}, {})
+        model_pass = self.begin_pass(sigma(step), CPU, pass_options or {})
+        model_pass.check_at_end, model_pass.changes = at_end, changes_of(None, pass_options or {}, {})
         self.run_pass(model_pass, model)
         return outs
 
@@ -75,8 +75,8 @@ class SparseSession(Session):
         self.end_sampling()
         return outs
 
-    def listed(self) -> list[bool]:
-        """For each step whether blocks were left out in layer 0."""
+    def skips(self) -> list[bool]:
+        """For each step: whether layer 0 skipped blocks."""
         cells = self.record.summary().cells
         return [cells[0, step].skips for step in range(1 + max(step for _, step in cells))]
 
@@ -99,7 +99,7 @@ def dense(tensors: list[torch.Tensor], mode: str = "8b") -> torch.Tensor:
 
 
 def selected(level: str, tensors: list[torch.Tensor], step: int = 0) -> torch.Tensor:
-    """The blocks that a level chooses for such a call."""
+    """The blocks that `level` chooses for a call of these tensors."""
     q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in tensors)
     choices = BlockChoices(LEVELS[level])
     blocks = choices.blocks(
@@ -111,5 +111,7 @@ def selected(level: str, tensors: list[torch.Tensor], step: int = 0) -> torch.Te
 
 def by_mask(tensors: list[torch.Tensor], active: torch.Tensor, mode: str = "8b") -> torch.Tensor:
     q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)) for tensor in tensors)
-    lists = BlockMask.from_dense(active)
-    return attention(q, k, v, mode=mode, layout="BNHD", backend="reference", rotate="off", block_mask=lists).flatten(2)
+    block_mask = BlockMask.from_dense(active)
+    return attention(
+        q, k, v, mode=mode, layout="BNHD", backend="reference", rotate="off", block_mask=block_mask
+    ).flatten(2)

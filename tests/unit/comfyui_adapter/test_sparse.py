@@ -1,4 +1,4 @@
-"""The node's `sparse`: bounds, steps that are dense first, tokens whose blocks are always computed, and the report."""
+"""The node's `sparse`: error bounds, dense first steps, tokens whose blocks are always computed, and the report."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ pytestmark = pytest.mark.usefixtures("short_calls_are_sparse")
 
 
 def with_kinds(monkeypatch: pytest.MonkeyPatch, kinds: TokenKinds) -> None:
-    """Passes whose inputs say so of their tokens."""
+    """Give every pass the token kinds `kinds`."""
     init = ModelPass.__init__
 
-    def made(self: ModelPass, *args: Any, **kwargs: Any) -> None:
+    def init_with_kinds(self: ModelPass, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         self.token_kinds = kinds
 
-    monkeypatch.setattr(ModelPass, "__init__", made)
+    monkeypatch.setattr(ModelPass, "__init__", init_with_kinds)
 
 
 @pytest.mark.parametrize("level", BOUNDS)
@@ -43,7 +43,7 @@ def test_heads_stay_within_the_bound(level: str) -> None:
     session, tensors = sparse(level), focused(0)
     outs = session.sampled(tensors)
     whole, bound = dense(tensors), BOUNDS[level]
-    assert session.listed() == [False, True, True, True, True]
+    assert session.skips() == [False, True, True, True, True]
     for out in outs[1:]:
         assert (out - whole).norm() / whole.norm() <= 1.2 * bound + 1e-4
     (layer,) = session.figures().values()
@@ -51,7 +51,7 @@ def test_heads_stay_within_the_bound(level: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["8b", "4b", "precise"])
-def test_all_modes_leave_the_same_blocks_out(mode: str) -> None:
+def test_all_modes_skip_the_same_blocks(mode: str) -> None:
     session, tensors = sparse("strong", mode=mode, dense_percent=0.0), focused(0, beside=2)
     out = session.sampled(tensors, 1)[0]
     assert torch.equal(out, by_mask(tensors, selected("strong", tensors), mode))
@@ -70,13 +70,13 @@ def test_all_modes_leave_the_same_blocks_out(mode: str) -> None:
 def test_the_first_steps_are_dense(dense_percent: float, expected: list[bool]) -> None:
     session, tensors = sparse(dense_percent=dense_percent), focused(1)
     outs = session.sampled(tensors)
-    assert session.listed() == expected
-    for out, leaves_out in zip(outs, expected, strict=True):
-        assert torch.equal(out, dense(tensors)) or leaves_out
+    assert session.skips() == expected
+    for out, may_skip in zip(outs, expected, strict=True):
+        assert torch.equal(out, dense(tensors)) or may_skip
     assert ("the node skips nothing in the first" in report([session])) == (dense_percent > 0.0)
 
 
-def test_behind_the_dense_steps_calls_choose_their_blocks_in_every_second_step() -> None:
+def test_after_the_dense_steps_calls_choose_their_blocks_in_every_second_step() -> None:
     session, tensors = sparse("strong"), focused(6, beside=2)
     outs = session.sampled(tensors)
     (layer,) = session.figures().values()
@@ -88,10 +88,10 @@ def test_behind_the_dense_steps_calls_choose_their_blocks_in_every_second_step()
         assert all(torch.equal(outs[step], by_mask(tensors, active)) for step in steps)
 
 
-def test_a_layer_whose_first_step_comes_late_chooses_its_blocks_then() -> None:
+def test_a_layer_that_starts_in_a_later_step_chooses_its_blocks_there() -> None:
     session = sparse(start_percent=0.4)
     session.sampled(focused(7))
-    assert session.listed() == [False, False, True, True, True] and session.figures()[0].choices == 2
+    assert session.skips() == [False, False, True, True, True] and session.figures()[0].choices == 2
     sparsity = session.dispatcher.sparsity
     assert sparsity is not None and not sparsity._choices._choices, "nothing is kept after a sampling"
 
@@ -102,10 +102,10 @@ def test_a_further_evaluation_of_the_last_dense_step_is_dense() -> None:
     for session.evaluations in (1, 2):
         assert torch.equal(session.run(0, tensors)[0], dense(tensors))
     session.run(1, tensors)
-    assert session.listed() == [False, True]
+    assert session.skips() == [False, True]
 
 
-def test_each_head_has_blocks_of_its_own() -> None:
+def test_each_head_has_its_own_blocks() -> None:
     sharp, flat = focused(23), [tensor * scale for tensor, scale in zip(focused(24), (0.1, 0.1, 1.0), strict=True)]
     tensors = [torch.cat([a[..., :HEAD_DIM], b[..., :HEAD_DIM]], 2) for a, b in zip(sharp, flat, strict=True)]
     session = sparse("light", dense_percent=0.0)
@@ -115,7 +115,7 @@ def test_each_head_has_blocks_of_its_own() -> None:
     assert session.figures()[0].head_shares == pytest.approx(active[0].float().mean(dim=(1, 2)).tolist())
 
 
-def test_the_calls_own_scale_is_what_errors_are_measured_with() -> None:
+def test_errors_are_measured_with_the_calls_own_scale() -> None:
     q, k, v = focused(25)
     scaled = [0.125 * q, k, v]
     assert not torch.equal(selected("strong", scaled), selected("strong", [q, k, v]))
@@ -131,7 +131,7 @@ def test_the_calls_own_scale_is_what_errors_are_measured_with() -> None:
     ],
     ids=["packed", "at both ends"],
 )
-def test_blocks_of_text_are_keys_of_all_and_their_queries_are_dense(
+def test_all_queries_attend_to_blocks_of_text_and_those_queries_are_dense(
     monkeypatch: pytest.MonkeyPatch, kinds: TokenKinds, always: tuple[int, ...]
 ) -> None:
     tensors = focused(4)
@@ -154,7 +154,7 @@ def test_a_call_that_may_be_all_text_is_dense(monkeypatch: pytest.MonkeyPatch) -
     assert report([session]).count(reason) == 1
 
 
-def test_what_inputs_say_of_tokens() -> None:
+def test_token_kinds_from_the_inputs_of_a_model() -> None:
     text, picture = torch.zeros(1, 77, 4), torch.zeros(1, 16, 3, 8, 8)
     inputs = {"c_crossattn": text, "c_concat": picture, "clip_fea": torch.zeros(1, 5, 4), "y": torch.zeros(1, 9)}
     assert TokenKinds.of(inputs, cross_attends=True) == TokenKinds()
@@ -166,12 +166,12 @@ def test_what_inputs_say_of_tokens() -> None:
     assert packed.beside_picture(1000) == ((0, 77), (77, 90)) and packed.beside_picture(900) == ()
 
 
-def test_few_skipped_blocks_are_computed_where_lists_would_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call that chooses does not wait for the share of its blocks, so it goes without them only a step later."""
+def test_all_blocks_are_computed_where_skipping_a_few_would_save_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call that chooses does not wait for the share of skipped blocks; only the next step can compute them all."""
     monkeypatch.setattr(registry.get("reference"), "least_skipped", lambda mode: 0.9)
     session, tensors = sparse(dense_percent=0.0), focused(17)
     outs = session.sampled(tensors)
-    assert session.listed() == [True, False, True, False, True]
+    assert session.skips() == [True, False, True, False, True]
     assert all(torch.equal(outs[step], dense(tensors)) for step in (1, 3))
     reason = "[SA-318] less than 90% of its key blocks can be skipped: that would save no time"
     assert f"  2 calls computed all key blocks: {reason}\n" in report([session])
@@ -190,14 +190,14 @@ def test_inputs_in_containers_are_kept_until_their_blocks_are_chosen(
         with model_passes.running(0, session.begin_pass(sigma(step), CPU, {})):
             override.container_function(*containers, HEADS, transformer_options={})  # type: ignore[attr-defined]
         assert all(container.tensor is None for container in containers)
-    assert session.listed() == [True, least_skipped == 0.0]
+    assert session.skips() == [True, least_skipped == 0.0]
 
 
 @pytest.mark.parametrize("mode", ["8b", "precise"])
-def test_a_draft_computes_a_share_and_the_rest_by_means(mode: str) -> None:
+def test_a_draft_computes_a_share_of_the_blocks_and_replaces_the_rest_by_means(mode: str) -> None:
     session, tensors = sparse("draft 20 %", mode=mode), focused(30, beside=2)
     outs = session.sampled(tensors)
-    assert session.listed() == [False, True, True, True, True]
+    assert session.skips() == [False, True, True, True, True]
     (layer,) = session.figures().values()
     assert (layer.calls, layer.choices, layer.tails) == (4, 2, HEADS) and layer.computed == pytest.approx(2 / 8)
     sparse_call = Sparse(share=0.2, tail=True)
@@ -213,20 +213,20 @@ def test_a_draft_computes_a_share_and_the_rest_by_means(mode: str) -> None:
     assert 0.0 < layer.error < 1.0
 
 
-def test_in_a_draft_text_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_exact_in_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     with_kinds(monkeypatch, TokenKinds(packed_length=TOKENS, packed_beside=((300, 301),)))
     tensors = focused(4)
     out = sparse("draft 10 %", dense_percent=0.0).sampled(tensors, 1)[0]
     assert torch.equal(out[:, 256:384], dense(tensors)[:, 256:384])
 
 
-def test_a_tail_takes_part_in_heads_that_leave_out_more_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_use_a_tail_only_if_it_lets_them_skip_more_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(levels, "LEAST_BLOCKS_WITH_TAIL", 1)
     monkeypatch.setattr("comfy_sage2.sparsity.thresholds.tail_cost", lambda length: 0.02)
     sharp = focused(33)
     place = torch.arange(TOKENS)[:, None] / TOKENS
     waves = torch.cat([(math.pi * turn * place).sin() for turn in range(1, HEAD_DIM + 1)], dim=1)
-    diffuse = [0.8 * waves, 0.8 * waves, 1 + waves]  # near tokens are alike, and all of them count
+    diffuse = [0.8 * waves, 0.8 * waves, 1 + waves]  # neighboring tokens are alike, and all of them matter
     tensors = [torch.cat([a[..., :HEAD_DIM], b[None]], dim=2) for a, b in zip(sharp, diffuse, strict=True)]
     session = sparse("strong")
     outs = session.sampled(tensors)
@@ -239,4 +239,4 @@ def test_a_tail_takes_part_in_heads_that_leave_out_more_by_it(monkeypatch: pytes
     without.sampled(tensors)
     (layer_without,) = without.figures().values()
     assert layer_without.tails == 0 and layer_without.head_shares[1] > layer.head_shares[1]
-    assert layer_without.head_shares[0] == layer.head_shares[0], "the sharp head gains nothing by a tail"
+    assert layer_without.head_shares[0] == layer.head_shares[0], "the sharp head gains nothing from a tail"

@@ -18,7 +18,7 @@ from .sparse_samplings import TOKENS, SparseSession, by_mask, dense, focused, se
 pytestmark = pytest.mark.usefixtures("short_calls_are_sparse")
 
 
-def everywhere(level: str = "medium", **options: Any) -> SparseSession:
+def sparse_in_all_steps(level: str = "medium", **options: Any) -> SparseSession:
     """A session whose every step is sparse."""
     return sparse(level, dense_percent=0.0, **options)
 
@@ -29,13 +29,13 @@ def everywhere(level: str = "medium", **options: Any) -> SparseSession:
         (focused(8), {"mask": torch.ones(1, 1, TOKENS, dtype=torch.bool)}, "this call has a mask"),
         (focused(8, tokens=TOKENS - 128), {}, "fewer than 8 blocks"),
         ([focused(8)[0], *focused(8, tokens=1500)[1:]], {}, None),
-        # As LTX's guides: they attend to all tokens.
+        # Like LTX's guides, which attend to all tokens.
         ([focused(8)[0][:, :512], *focused(8)[1:]], {}, "this is not self-attention: its queries and keys differ"),
     ],
     ids=["mask", "short", "cross", "a part of the queries"],
 )
-def test_other_calls_are_dense(tensors: list[torch.Tensor], keywords: dict[str, Any], reason: str | None) -> None:
-    session, plain = everywhere(), sparse("off")
+def test_unsupported_calls_are_dense(tensors: list[torch.Tensor], keywords: dict[str, Any], reason: str | None) -> None:
+    session, plain = sparse_in_all_steps(), sparse("off")
     for out, whole in zip(session.sampled(tensors, 2, **keywords), plain.sampled(tensors, 2, **keywords), strict=True):
         assert torch.equal(out, whole)
     text = report([session])
@@ -44,15 +44,15 @@ def test_other_calls_are_dense(tensors: list[torch.Tensor], keywords: dict[str, 
         assert text.count(reason) == 1 and "  2 calls computed all key blocks: [SA-318] " in text
 
 
-def test_a_backend_without_lists_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_names_a_backend_without_block_lists_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry.get("reference"), "constraints", (DENSE,))
-    session, tensors = everywhere(), focused(9)
+    session, tensors = sparse_in_all_steps(), focused(9)
     assert all(torch.equal(out, dense(tensors)) for out in session.sampled(tensors, 3))
     assert report([session]).count("  3 calls computed all key blocks: [SA-212] ") == 1
 
 
 def test_exact_attention_stays_exact() -> None:
-    session = everywhere(mode="exact")
+    session = sparse_in_all_steps(mode="exact")
     session.sampled(focused(10), 2)
     reason = "[SA-318] an exact attention computes such calls and skips no key blocks"
     assert f"  2 calls computed all key blocks: {reason}\n" in report([session]) and not session.figures()
@@ -62,7 +62,7 @@ def test_exact_attention_stays_exact() -> None:
 @pytest.mark.parametrize(
     "error", [RuntimeError("kernel"), torch.cuda.OutOfMemoryError("memory"), TypeError("block_mask")]
 )
-def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, broken: str, error: Exception) -> None:
+def test_a_failure_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, broken: str, error: Exception) -> None:
     fails = raising(error)
 
     def without_lists(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -73,25 +73,25 @@ def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, brok
         serve_by(monkeypatch, without_lists)
     else:
         monkeypatch.setattr(f"comfy_sage2.{broken}", fails)
-    session, tensors = everywhere(), focused(11)
+    session, tensors = sparse_in_all_steps(), focused(11)
     assert all(torch.equal(out, dense(tensors)) for out in session.sampled(tensors, 3))
-    assert session.listed() == [False] * 3
+    assert session.skips() == [False] * 3
     given_up = f"[SA-318] skipping key blocks failed and stays off for this sampling: {error}"
     assert report([session]).count(given_up) == 1
     assert all(share.decision.backend == "reference" for share in session.record.summary().shares)
 
 
-def test_the_next_sampling_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    session, tensors = everywhere(), focused(11)
+def test_the_next_sampling_tries_to_skip_blocks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, tensors = sparse_in_all_steps(), focused(11)
     with monkeypatch.context() as patched:
         patched.setattr("comfy_sage2.sparsity.choices.block_scores", None)
         session.sampled(tensors, 2)
     session.sampled(tensors, 2)
-    assert session.listed() == [True, True] and "stays off" not in report([session])
+    assert session.skips() == [True, True] and "stays off" not in report([session])
 
 
 @pytest.mark.parametrize("at_end", [True, False], ids=["once a pass", "at each call"])
-def test_a_broken_output_takes_the_layer_to_precise_with_all_blocks(
+def test_the_guard_moves_a_layer_with_a_broken_output_to_precise_with_all_blocks(
     monkeypatch: pytest.MonkeyPatch, at_end: bool
 ) -> None:
     def broken_lists(*args: Any, block_mask: Any = None, nonfinite: Any = None, **kwargs: Any) -> torch.Tensor:
@@ -103,7 +103,7 @@ def test_a_broken_output_takes_the_layer_to_precise_with_all_blocks(
         return out
 
     serve_by(monkeypatch, broken_lists)
-    session, tensors = everywhere(guard=True), focused(12)
+    session, tensors = sparse_in_all_steps(guard=True), focused(12)
     session.begin()
     outs = [session.run(step, tensors, at_end=at_end)[0] for step in range(4)]
     session.end_sampling()
@@ -112,7 +112,7 @@ def test_a_broken_output_takes_the_layer_to_precise_with_all_blocks(
     assert torch.equal(outs[2], dense(tensors, "precise"))
 
 
-def test_what_a_broken_pass_chose_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choices_of_a_broken_pass_are_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
     broken, tensors = [True], focused(27)
 
     def first_breaks(*args: Any, nonfinite: Any = None, **kwargs: Any) -> torch.Tensor:
@@ -125,9 +125,9 @@ def test_what_a_broken_pass_chose_is_thrown_away(monkeypatch: pytest.MonkeyPatch
         return out
 
     serve_by(monkeypatch, first_breaks)
-    session, other = everywhere("light", guard=True), focused(28, beside=3)
+    session, other = sparse_in_all_steps("light", guard=True), focused(28, beside=3)
     session.begin()
-    session.run(0, other, tensors)  # the pass is made again
+    session.run(0, other, tensors)  # the guard reruns this pass
     outs = session.run(1, other, tensors)
     session.end_sampling()
     for layer, out, call in zip(session.figures().values(), outs, (other, tensors), strict=True):

@@ -1,4 +1,4 @@
-"""A choice of blocks serves the prompt, window, layer, size and model it was made for, and is never carried further."""
+"""A choice of blocks applies only to the prompt, window, layer, size and model that it was made for."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .sparse_samplings import HEADS, STEPS, TOKENS, SparseSession, by_mask, dens
 
 pytestmark = pytest.mark.usefixtures("short_calls_are_sparse")
 
-Window = namedtuple("Window", "index_list")  # as ComfyUI's context windows have it
+Window = namedtuple("Window", "index_list")  # has the attribute of ComfyUI's context windows
 
 
 def light() -> SparseSession:
-    """A session whose every step is sparse, in a sampling."""
+    """A session in a sampling whose steps are all sparse."""
     session = sparse("light", dense_percent=0.0)
     session.begin()
     return session
@@ -37,23 +37,23 @@ def chosen(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_each_prompt_has_the_blocks_that_it_chooses(together: bool) -> None:
-    """The caption and the empty one, in one pass or in two."""
+def test_each_prompt_uses_its_own_choice_of_blocks(together: bool) -> None:
+    """A caption and the empty prompt, in one pass or in two."""
     calls = {"a": focused(12), "b": focused(13, beside=3)}
     assert not torch.equal(*(selected("light", tensors) for tensors in calls.values()))
     session = light()
     for step in range(3):
         if together:
             both = [torch.cat(pair) for pair in zip(*calls.values(), strict=True)]
-            outs = list(session.run(step, both, of_pass={"uuids": list(calls)})[0].split(1))
+            outs = list(session.run(step, both, pass_options={"uuids": list(calls)})[0].split(1))
         else:
-            outs = [session.run(step, tensors, of_pass={"uuids": [name]})[0] for name, tensors in calls.items()]
+            outs = [session.run(step, tensors, pass_options={"uuids": [name]})[0] for name, tensors in calls.items()]
         for out, tensors in zip(outs, calls.values(), strict=True):
             assert torch.equal(out, chosen(tensors))
 
 
-def test_passes_that_are_not_told_apart_share_what_they_choose() -> None:
-    """As where a pack divides the picture."""
+def test_indistinguishable_passes_share_their_choices() -> None:
+    """A pack that divides the picture makes such passes."""
     caption, empty = focused(12, beside=1), focused(13, beside=3)
     session = light()
     union = torch.zeros(())
@@ -66,7 +66,7 @@ def test_passes_that_are_not_told_apart_share_what_they_choose() -> None:
 
 
 def test_a_further_evaluation_of_a_step_uses_the_choice_of_the_first() -> None:
-    """As by samplers that look ahead within a step."""
+    """Some samplers look ahead within a step."""
     before = focused(31)
     after = [before[0] + 0.01 * focused(32)[0], *before[1:]]
     session = light()
@@ -74,37 +74,37 @@ def test_a_further_evaluation_of_a_step_uses_the_choice_of_the_first() -> None:
     assert torch.equal(outs[1], by_mask(after, selected("light", before))) and session.figures()[0].choices == 1
 
 
-@pytest.mark.parametrize("of_pass", [{"uuids": ["a"]}, {"uuids": ["b"], "context_window": Window([4, 5])}])
-def test_another_prompt_or_window_chooses_its_own(of_pass: dict[str, Any]) -> None:
+@pytest.mark.parametrize("pass_options", [{"uuids": ["a"]}, {"uuids": ["b"], "context_window": Window([4, 5])}])
+def test_another_prompt_or_window_chooses_its_own_blocks(pass_options: dict[str, Any]) -> None:
     caption, other = focused(19), focused(20, beside=3)
     session = light()
-    session.run(0, caption, of_pass={"uuids": ["b"]})
-    assert torch.equal(session.run(1, other, of_pass=of_pass)[0], chosen(other))
+    session.run(0, caption, pass_options={"uuids": ["b"]})
+    assert torch.equal(session.run(1, other, pass_options=pass_options)[0], chosen(other))
 
 
-def test_layers_without_names_keep_their_blocks_to_themselves() -> None:
-    """A pass that leaves a block out moves the numbers of the calls behind it."""
+def test_layers_without_names_are_dense_after_a_pass_that_leaves_out_blocks() -> None:
+    """A pass that leaves out a block shifts the numbers of the calls after it."""
     first, second = focused(21), focused(22, beside=3)
     session = light()
     session.run(0, first, second)
-    session.run(1, second)  # nothing says so: it is noticed at the pass's end
+    session.run(1, second)  # lacks the first call, which only the pass's end reveals
     assert torch.equal(session.run(2, second)[0], dense(second))
     assert report([session]).count("some passes leave out transformer blocks, and the model does not say which") == 1
 
 
-def test_layers_without_names_have_no_blocks_where_blocks_are_replaced() -> None:
-    """What takes the place of blocks may leave them out in some steps."""
+def test_layers_without_names_are_dense_where_transformer_blocks_are_replaced() -> None:
+    """A replacement may leave out its block in some steps."""
     first, second = focused(21), focused(22, beside=3)
     patched = {"patches_replace": {"dit": {("double_block", 0): object()}}}
     session = light()
     for step in range(3):
         outs = session.run(step, first, second)
-        assert torch.equal(session.run(step, second, of_pass=patched)[0], dense(second))
+        assert torch.equal(session.run(step, second, pass_options=patched)[0], dense(second))
     assert torch.equal(outs[0], chosen(first))
     assert report([session]).count("some passes leave out transformer blocks, and the model does not say which") == 1
 
 
-def test_layers_with_names_are_known_in_a_shorter_pass() -> None:
+def test_layers_with_names_are_recognized_in_a_shorter_pass() -> None:
     first, second = focused(21), focused(22, beside=3)
     session = light()
     for index, tensors in ((0, first), (1, second)):
@@ -126,12 +126,12 @@ def test_a_perturbed_pass_of_the_same_prompt_has_its_own_blocks(options: dict[st
     named: dict[str, Any] = {"transformer_options": {"block_index": 1}}
     session = light()
     for step in range(2):
-        assert torch.equal(session.run(step, plain, of_pass={"uuids": ["a"]}, **named)[0], chosen(plain))
-        (out,) = session.run(step, perturbed, of_pass={"uuids": ["a"], **options}, **named)
+        assert torch.equal(session.run(step, plain, pass_options={"uuids": ["a"]}, **named)[0], chosen(plain))
+        (out,) = session.run(step, perturbed, pass_options={"uuids": ["a"], **options}, **named)
         assert torch.equal(out, chosen(perturbed))
 
 
-def test_without_an_input_the_model_is_another_one() -> None:
+def test_inputs_and_options_tell_models_apart_and_prompts_do_not() -> None:
     options = {"sigmas": torch.ones(1), "uuids": ["a"], "step": 3}
     changes = changes_of(None, options, {"context": ones, "ref_audio": ones})
     assert changes == changes_of(
@@ -143,7 +143,7 @@ def test_without_an_input_the_model_is_another_one() -> None:
 
 
 def with_hooks(session: SparseSession, step: int, tensors: list[torch.Tensor], *hooks: SimpleNamespace) -> torch.Tensor:
-    """The output of a pass in `step` for one prompt, in which ComfyUI has changed the model by `hooks`."""
+    """The output of a pass in `step` for one prompt, while ComfyUI applies `hooks` to the model."""
     override, calls = make_override(session), []
 
     def apply_model(*args: Any) -> None:
@@ -156,11 +156,11 @@ def with_hooks(session: SparseSession, step: int, tensors: list[torch.Tensor], *
 
 
 def lora(strength: float) -> SimpleNamespace:
-    """As ComfyUI's hooks are: `hook_ref` is that of all copies of a hook."""
+    """A hook like ComfyUI's: all copies of a hook share its `hook_ref`."""
     return SimpleNamespace(hook_ref=object(), strength=strength)
 
 
-def test_another_strength_of_a_lora_has_its_own_blocks() -> None:
+def test_another_strength_of_a_lora_chooses_its_own_blocks() -> None:
     before, after = focused(33), focused(34, beside=3)
     hook, session = lora(1.0), light()
     assert torch.equal(with_hooks(session, 0, before, hook), chosen(before))
@@ -170,7 +170,7 @@ def test_another_strength_of_a_lora_has_its_own_blocks() -> None:
 
 @pytest.mark.parametrize("other", [(), (lora(1.0),)], ids=["none", "another"])
 def test_blocks_of_passes_with_other_hooks_are_not_mixed(other: tuple[SimpleNamespace, ...]) -> None:
-    """As where one prompt alone has a LoRA: ComfyUI makes passes of their own for it."""
+    """If only one of the prompts has a LoRA, ComfyUI runs that prompt in separate passes."""
     first, second, hooks = focused(35), focused(36, beside=3), (lora(1.0),)
     session = light()
     for step in range(2):
@@ -183,7 +183,7 @@ def another_size(session: SparseSession) -> tuple[int, list[torch.Tensor]]:
 
 
 def another_sampling(session: SparseSession) -> tuple[int, list[torch.Tensor]]:
-    """As another model, LoRA, prompt, seed or sampler begins one."""
+    """Another model, LoRA, prompt, seed or sampler begins one."""
     session.end_sampling()
     session.begin()
     return 1, focused(17, beside=3)
@@ -196,7 +196,7 @@ def a_step_back(session: SparseSession) -> tuple[int, list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("change", [another_size, another_sampling, a_step_back])
-def test_nothing_is_taken_over(change: Callable[[SparseSession], tuple[int, list[torch.Tensor]]]) -> None:
+def test_choices_do_not_outlive_a_change(change: Callable[[SparseSession], tuple[int, list[torch.Tensor]]]) -> None:
     session = light()
     session.run(0, focused(6))
     step, tensors = change(session)

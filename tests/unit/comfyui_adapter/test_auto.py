@@ -1,4 +1,4 @@
-"""Mode auto at the node: what it comes to by the times of a GPU, the report, the guard and other packages."""
+"""Mode auto at the node: the mode that a GPU's timings lead to, the report, the guard and other packages."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Gives the CPU the times of a GPU: 8b takes 1 a pair, precise and the package as many as is said."""
+    """Gives the CPU a GPU's timings, in ns per pair: 1 for 8b, the arguments for precise and the package."""
     install(monkeypatch, "sm90", "torch-cudnn")
 
-    def keep(precise: float | dict[int, float], *, kitchen: float = 9.0, kitchen_error: float = 0.02) -> None:
-        eight, exacter = Candidate("sm90", "8b"), Candidate("sm90", "precise")
-        seconds, errors = {eight: 1.0, exacter: precise, PEERS: kitchen}, {eight: 0.04, exacter: 0.01}
-        with_times(monkeypatch, card(seconds, errors | {PEERS: kitchen_error}))
+    def set_times(precise: float | dict[int, float], *, kitchen: float = 9.0, kitchen_error: float = 0.02) -> None:
+        by_8b, by_precise = Candidate("sm90", "8b"), Candidate("sm90", "precise")
+        nanoseconds, errors = {by_8b: 1.0, by_precise: precise, PEERS: kitchen}, {by_8b: 0.04, by_precise: 0.01}
+        with_times(monkeypatch, card(nanoseconds, errors | {PEERS: kitchen_error}))
 
-    return keep
+    return set_times
 
 
 def session_on_cpu(**options: Any) -> Session:
@@ -66,8 +66,8 @@ def test_each_head_dim_has_its_mode_and_the_report_says_why(gpu: Callable[..., N
 
 
 @pytest.mark.parametrize(("error", "backend"), [(0.02, "sm90"), (0.01, KITCHEN)])
-def test_another_package_is_held_against_the_decided_mode(gpu: Callable[..., None], error: float, backend: str) -> None:
-    """No less exact than precise, where that is what auto comes to: 8b would do with 0.04."""
+def test_another_package_must_be_as_exact_as_autos_mode(gpu: Callable[..., None], error: float, backend: str) -> None:
+    """Here auto is precise, whose error is 0.01; with 8b, an error up to 0.04 would do."""
     gpu(1.1, kitchen=0.5, kitchen_error=error)
     assert served(session_on_cpu(when=WHERE_FASTER), heads=1)[0] == backend
 

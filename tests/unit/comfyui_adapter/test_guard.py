@@ -1,4 +1,4 @@
-"""The guard: the check itself, the second computation in the same call, and who stays downgraded."""
+"""The guard: its check, the second computation in the same call, and the layers that stay downgraded."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def test_one_broken_value_is_found(dtype: torch.dtype, value: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_large_values_are_no_alarm(dtype: torch.dtype) -> None:
+def test_large_values_are_not_broken(dtype: torch.dtype) -> None:
     """A sum of these would overflow."""
     assert guard.is_finite(torch.full((4, 4096), torch.finfo(dtype).max, dtype=dtype))
 
 
-def test_broken_call_is_computed_again_and_its_layer_stays_downgraded(
+def test_a_broken_call_is_recomputed_and_its_layer_stays_downgraded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     session, means = sampled(monkeypatch, Breaking(0, 1), ones)
-    # Layers 0 and 1 break in step 0 and are ComfyUI's from there on; layer 2 is never touched.
+    # Layers 0 and 1 break in step 0 and are ComfyUI's from then on; layer 2 stays as it is.
     assert means == [1.0, 1.0, 2.0, 1.0, 1.0, 2.0]
     reasons = {share.decision.reason: share.calls for share in session.record.summary().shares}
     assert reasons == {None: 2, guard.RECOMPUTED: 2, guard.DOWNGRADED: 2}
@@ -49,7 +49,7 @@ def test_broken_call_is_computed_again_and_its_layer_stays_downgraded(
     assert len(caplog.records) == 1 and "call 0 gave" in caplog.text
 
 
-def test_values_that_were_broken_before_are_named_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_says_that_the_input_was_broken_already(monkeypatch: pytest.MonkeyPatch) -> None:
     session, means = sampled(monkeypatch, Breaking(2), nothing_finite)
     assert means[:2] == [2.0, 2.0] and means[2] != means[2]
     assert "the input of this layer was broken already" in report([session])
@@ -62,8 +62,8 @@ def test_without_the_guard_nothing_is_checked(monkeypatch: pytest.MonkeyPatch, a
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["our node", "another pack"])
-def test_who_computed_again_is_named(monkeypatch: pytest.MonkeyPatch, other: bool) -> None:
-    """With a node before this one it is not full precision that computes again."""
+def test_the_report_names_who_recomputed_the_call(monkeypatch: pytest.MonkeyPatch, other: bool) -> None:
+    """With an earlier node, that node recomputes the call, not full precision."""
     serve_by(monkeypatch, Breaking(0, 1))
     first = node_session(settings())
     previous: Any = make_override(first)

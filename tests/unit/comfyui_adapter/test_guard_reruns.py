@@ -1,4 +1,4 @@
-"""The guard's second run of a broken pass: when the flag is read, and beside whom no pass is made again."""
+"""The guard's rerun of a broken pass: when the guard reads the flag, and what rules out a rerun."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .calls import Executor, guider_of, node_session, serve_by, settings
 pytestmark = pytest.mark.usefixtures("without_precise")
 
 
-def test_broken_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_pass_is_rerun(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Layers 0 and 1 break in the first run of step 0 (calls 0 and 1) and in the second (calls 3 and 4)."""
     session, means = sampled(monkeypatch, Breaking(0, 1, 3, 4), ones, at_end=True)
     assert means == [1.0, 1.0, 2.0, 1.0, 1.0, 2.0]
@@ -35,7 +35,7 @@ def test_broken_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 
 
 class Copies:
-    """After how many calls of their pass flags are copied."""
+    """Records after how many calls of its pass each flag is copied."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.moments: list[int] = []
@@ -52,10 +52,10 @@ class Copies:
 
 @pytest.mark.parametrize("second", [LAYERS - 1, LAYERS, LAYERS + 1], ids=["fewer calls", "as many calls", "more calls"])
 @pytest.mark.parametrize("broken", [False, True])
-def test_the_flag_is_copied_behind_the_call_that_was_the_last_one_before(
+def test_the_flag_is_copied_after_as_many_calls_as_the_previous_pass_made(
     monkeypatch: pytest.MonkeyPatch, second: int, broken: bool
 ) -> None:
-    """So what follows that call hides the wait; a pass of another length is looked at when it is through."""
+    """The work after that call hides the wait. A pass of another length is checked at its end."""
     copies = Copies(monkeypatch)
     last = LAYERS + second - 1
     serve_by(monkeypatch, Breaking(*([last] if broken else [])))
@@ -75,15 +75,15 @@ def test_the_flag_is_copied_behind_the_call_that_was_the_last_one_before(
     assert copies.moments == [LAYERS, *early, *([] if second == LAYERS else [second])]
 
 
-def test_a_pass_on_several_streams_is_looked_at_when_it_is_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_on_several_streams_is_checked_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     copies, streams = Copies(monkeypatch), iter(range(100))
     monkeypatch.setattr(model_passes, "_current_stream", lambda device: next(streams))
     session, _ = sampled(monkeypatch, Breaking(LAYERS), ones, at_end=True)
     assert guard_of(session).repeated == [1] and copies.moments == [LAYERS] * 2
 
 
-def test_a_second_run_counts_anew_for_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two nodes in a row, the outer wrapper's first: its calls are those of one pass, not of two."""
+def test_a_rerun_restarts_the_count_of_calls_in_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrapper of the first of two nodes is the outer one. It must not add up the calls of both runs."""
     serve_by(monkeypatch, Breaking(0, LAYERS))
     first = node_session(settings(start_percent=1.0))
     second = node_session(settings(guard=True), 1, make_override(first))
@@ -118,10 +118,10 @@ OURS = {"apply_model": {"comfy_sage2": ["wrapper"], "torch.compile": ["wrapper"]
         (None, {"animate2_cache": object()}, False),
     ],
 )
-def test_passes_that_others_take_part_in_are_not_made_again(
+def test_passes_in_which_other_code_takes_part_are_not_rerun(
     control: Any, options: dict[str, Any], at_end: bool
 ) -> None:
-    """A ControlNet's outputs are consumed, and a cache would answer with the broken result."""
+    """A pass consumes the outputs of a ControlNet, and a cache would return the broken result."""
     session = node_session(settings(guard=True))
     seen = []
 
@@ -156,7 +156,7 @@ class Diffusion(torch.nn.Module):
 def sampled_by_comfyui(
     session: Session, model: Callable[[torch.Tensor], torch.Tensor], diffusion: torch.nn.Module, **around: Any
 ) -> list[float]:
-    """One sampling through both wrappers; the result of each pass. around: what stands around the model."""
+    """Run one sampling through both wrappers; return the result of each pass. around: arguments of `guider_of`."""
     guider = guider_of(diffusion, **around)
     results: list[float] = []
 
@@ -171,7 +171,7 @@ def sampled_by_comfyui(
 
 
 class Cache:
-    """A pack that keeps results: a pass with the input of the one before is answered with that one's result."""
+    """A pack that caches results: a pass with the input of the previous one gets its result."""
 
     def __init__(self, model: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.model = model
@@ -190,11 +190,11 @@ AROUND = {
 
 
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND.keys())
-def test_beside_a_caching_pack_no_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, around: dict[str, Any]) -> None:
+def test_no_pass_is_rerun_beside_a_caching_pack(monkeypatch: pytest.MonkeyPatch, around: dict[str, Any]) -> None:
     serve_by(monkeypatch, Breaking(1))
     session = node_session(settings(guard=True))
     diffusion = Diffusion(make_override(session))
-    # Of the first pass the second layer is ComfyUI's, and stays so.
+    # ComfyUI computes the second layer in the first pass and from then on.
     assert sampled_by_comfyui(session, Cache(diffusion), diffusion, **around) == [5.0, 5.0]
     assert guard_of(session).repeated == [] and len(guard_of(session).downgrades) == 1
 
@@ -205,7 +205,7 @@ def replace(module: torch.nn.Module, name: str) -> None:
 
 
 @pytest.mark.parametrize("hooked", ["forward", "forward_orig", "hook", "pre-hook", "block"])
-def test_a_function_put_on_the_model_is_seen(monkeypatch: pytest.MonkeyPatch, hooked: str) -> None:
+def test_functions_and_hooks_on_the_model_rule_out_reruns(monkeypatch: pytest.MonkeyPatch, hooked: str) -> None:
     serve_by(monkeypatch, Breaking(1))
     session = node_session(settings(guard=True))
     diffusion = Diffusion(make_override(session))
@@ -216,15 +216,15 @@ def test_a_function_put_on_the_model_is_seen(monkeypatch: pytest.MonkeyPatch, ho
         diffusion.register_forward_hook(lambda *args: None)
     elif hooked == "pre-hook":
         diffusion.register_forward_pre_hook(lambda *args: None)
-    else:  # forward_orig is the part of its forward pass that some of ComfyUI's models have
+    else:  # some of ComfyUI's models run part of their forward pass in forward_orig
         replace(diffusion, hooked)
     assert sampled_by_comfyui(session, cache, diffusion) == [5.0, 5.0]
     assert guard_of(session).repeated == []
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_plain_values_and_compiled_models_are_no_cache(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
-    """ComfyUI puts a compiled model in the model's place around each pass."""
+def test_patched_values_and_compiled_models_permit_reruns(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    """Around each pass, ComfyUI replaces the model by the compiled one."""
     serve_by(monkeypatch, Breaking(1))
     session = node_session(settings(guard=True))
     diffusion = Diffusion(make_override(session))
@@ -235,8 +235,8 @@ def test_plain_values_and_compiled_models_are_no_cache(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("puts_back", [False, True])
-def test_a_cache_that_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch, puts_back: bool) -> None:
-    """Packs put their functions into the same model and take them out between samplings, or put the method back."""
+def test_reruns_resume_once_a_pack_has_removed_its_function(monkeypatch: pytest.MonkeyPatch, puts_back: bool) -> None:
+    """Between samplings, packs delete their functions from the model or set its own methods again."""
     serve_by(monkeypatch, Breaking(1, 2 * LAYERS + 1))
     session = node_session(settings(guard=True))
     diffusion = Diffusion(make_override(session))
@@ -251,10 +251,10 @@ def test_a_cache_that_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch, puts
     assert guard_of(session).repeated == [0]
 
 
-def test_a_repeated_pass_that_is_still_broken_is_named_and_the_last_one(
+def test_a_rerun_that_is_still_broken_is_named_and_is_the_last_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A cache that gives no sign of itself."""
+    """The cause is a cache that the node cannot detect."""
     serve_by(monkeypatch, Breaking(1, LAYERS))
     session = node_session(settings(guard=True))
     diffusion = Diffusion(make_override(session))

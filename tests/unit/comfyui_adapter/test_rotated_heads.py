@@ -1,4 +1,4 @@
-"""The heads of a layer are chosen in one call of a sampling, and later calls get them."""
+"""One call of a sampling chooses the rotated heads of a layer, and later calls use them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .calls import ones, reasons, reference_attention, serve_by, session_with
 CPU = torch.device("cpu")
 HEADS = 2
 Tensors = tuple[torch.Tensor, ...]
-Calls = list[tuple[str, list[int] | None]]  # `rotate` of each call, and the heads that it got or gave
+Calls = list[tuple[str, list[int] | None]]  # `rotate` of each call, and the heads that it got or chose
 
 
 def flat(tokens: int = 64, batch: int = 1) -> Tensors:
-    """No value is much larger than the others: rotation makes some so."""
+    """No value is much larger than the others; rotation would make some larger."""
     shape = (batch, tokens, 64 * HEADS)
     return tuple(torch.randn(shape).sign() * (0.75 + 0.25 * torch.rand(shape)) for _ in range(3))
 
 
 def loud(tokens: int = 64, batch: int = 1) -> Tensors:
-    """In the second head one channel is loud, which rotation spreads."""
+    """One channel of the second head is loud, that is large; rotation spreads it."""
     q, k, v = flat(tokens, batch)
     q[..., 64 + 5] *= 20
     k[..., 64 + 9] *= 20
@@ -56,7 +56,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def run_pass(session: Session, sigma: float, *layers: Tensors, times: int = 1) -> list[torch.Tensor]:
-    """A pass of the model, which calls attention once in each layer; the guard has it made so many times."""
+    """A pass of the model, which calls attention once in each layer; the guard runs it `times` times."""
     override = make_override(session)
 
     def model() -> list[torch.Tensor]:
@@ -75,8 +75,8 @@ def expected(layer: Tensors, rotate: str) -> torch.Tensor:
     return out.transpose(1, 2).flatten(2)
 
 
-def test_the_first_call_of_a_layer_chooses_for_the_others(calls: Calls) -> None:
-    """The other half of a guidance pair, too. Where no head gains, the calls are those that rotate none."""
+def test_the_first_call_of_a_layer_chooses_for_the_later_ones(calls: Calls) -> None:
+    """Also for the other half of a guidance pair. If no head gains, the later calls rotate none."""
     session = session_with(rotate="auto")
     layers = flat(), loud()
     outs = run_pass(session, 1.0, *layers)
@@ -88,7 +88,7 @@ def test_the_first_call_of_a_layer_chooses_for_the_others(calls: Calls) -> None:
         assert all(map(torch.equal, later, outs))
 
 
-def test_until_the_answer_is_there_calls_get_the_heads(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_get_the_heads_until_the_host_has_read_them(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     arrived: list[bool] = []
     monkeypatch.setattr(Readback, "has_arrived", lambda readback: bool(arrived))
     session = session_with(rotate="auto")
@@ -101,7 +101,7 @@ def test_until_the_answer_is_there_calls_get_the_heads(calls: Calls, monkeypatch
     assert calls == [("auto", [0, 0]), ("given", [0, 0]), ("off", None)]
 
 
-def test_heads_are_chosen_anew_outside_of_inference_mode(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_are_chosen_again_outside_of_inference_mode(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rotation, "RENEWED_AFTER", 1)
     session, layer = session_with(rotate="auto"), loud()
     for sigma in (1.0, 0.75):
@@ -125,8 +125,8 @@ def test_layers_of_one_shape_share_their_plans(calls: Calls, monkeypatch: pytest
     assert [rotate for rotate, _ in calls[4:]] == ["off", "given"] * 4
 
 
-def test_a_layer_that_changes_is_seen_in_the_tenth_step(calls: Calls) -> None:
-    """Its statistics are others from step 4 on: rotation is renewed in step 10, and not before."""
+def test_a_layer_that_changes_gets_new_heads_in_step_10(calls: Calls) -> None:
+    """The statistics of the layer change in step 4; no call chooses again before step 10."""
     session = session_with(rotate="auto")
     sigmas = [1.0 - step / 25 for step in range(26)]
     session.begin_sampling(sigmas)
@@ -141,7 +141,7 @@ def test_a_layer_that_changes_is_seen_in_the_tenth_step(calls: Calls) -> None:
     assert set(rotates[1:10]) == {"off"} and set(rotates[11:20]) == {"given"}
 
 
-def test_the_answer_of_an_earlier_choice_is_not_that_of_a_pass_that_is_made_again(calls: Calls) -> None:
+def test_a_rerun_pass_does_not_use_the_readback_of_an_earlier_choice(calls: Calls) -> None:
     session = session_with(rotate="auto")
     sigmas = [1.0 - step / 25 for step in range(26)]
     session.begin_sampling(sigmas)
@@ -150,8 +150,8 @@ def test_the_answer_of_an_earlier_choice_is_not_that_of_a_pass_that_is_made_agai
     assert calls == [("auto", [0, 0]), ("off", None), ("auto", [0, 1]), ("given", [0, 1]), ("given", [0, 1])]
 
 
-def test_what_a_broken_pass_chose_is_chosen_again(calls: Calls) -> None:
-    """The guard has the pass made again: NaN of an earlier layer had left no head that gains."""
+def test_the_rerun_of_a_broken_pass_chooses_again(calls: Calls) -> None:
+    """NaN from an earlier layer left no head that gains; then the guard reruns the pass."""
     session, layer = session_with(rotate="auto", guard=True), loud()
     runs = [tuple(tensor * torch.nan for tensor in layer), layer]
     override = make_override(session)
@@ -166,8 +166,8 @@ def test_what_a_broken_pass_chose_is_chosen_again(calls: Calls) -> None:
     assert calls[0] == ("auto", [0, 0]) and calls[-1] == ("given", [0, 1])
 
 
-def test_two_models_in_one_sampling_choose_for_themselves(calls: Calls) -> None:
-    """ComfyUI's guider of two models asks both with the node of the first one."""
+def test_two_models_in_one_sampling_choose_separately(calls: Calls) -> None:
+    """ComfyUI's guider of two models runs both with the node of the first one."""
     session, models = session_with(rotate="auto"), (flat(), loud())
     override = make_override(session)
 
@@ -182,7 +182,7 @@ def test_two_models_in_one_sampling_choose_for_themselves(calls: Calls) -> None:
     assert calls == [("auto", [0, 0]), ("auto", [0, 1]), ("off", None), ("given", [0, 1])]
 
 
-def test_where_there_is_no_room_every_call_chooses(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_call_chooses_where_there_is_no_room_for_the_heads(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rotation, "_MAX_HEADS", HEADS + 1)
     session = session_with(rotate="auto")
     for _ in range(2):
@@ -191,8 +191,8 @@ def test_where_there_is_no_room_every_call_chooses(calls: Calls, monkeypatch: py
     assert [rotate for rotate, _ in calls] == ["auto", "auto", "given", "auto"]
 
 
-def test_other_shapes_are_chosen_by_themselves(calls: Calls) -> None:
-    """As of two prompts of different lengths in turn: neither is chosen anew by the other."""
+def test_calls_of_different_shapes_choose_separately(calls: Calls) -> None:
+    """Two alternating prompts of different lengths do not make each other choose again."""
     session = session_with(rotate="auto")
     short, long, pair = loud(64), loud(80), loud(64, batch=2)
     for layer in (short, long, pair, short, long, pair):
@@ -202,7 +202,7 @@ def test_other_shapes_are_chosen_by_themselves(calls: Calls) -> None:
 
 
 @pytest.mark.parametrize("restart", [lambda session: session.begin_sampling([1.0, 0.5, 0.0]), lambda session: None])
-def test_a_sampling_keeps_its_heads_for_itself(calls: Calls, restart: Callable[[Session], None]) -> None:
+def test_the_next_sampling_does_not_reuse_the_heads(calls: Calls, restart: Callable[[Session], None]) -> None:
     session = session_with(rotate="auto")
     layer = flat()
     for _ in range(2):
@@ -215,10 +215,10 @@ def test_a_sampling_keeps_its_heads_for_itself(calls: Calls, restart: Callable[[
     assert calls[-1][0] == ("off" if calls[-2][1] is not None else "auto")
 
 
-def test_where_rotation_makes_it_slower_than_another_attention_that_serves(
+def test_a_call_that_rotation_makes_too_slow_goes_to_another_attention(
     calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until the heads are known a call counts as one that rotates none. Chosen anew it is again a backend's."""
+    """The calls that choose heads stay with the backend: until the heads are known, a call counts as not rotated."""
 
     def refusing(chooses: CallPlan, *, some: bool, reconsiders: bool = False) -> CallPlan | Refusal:
         if reconsiders:

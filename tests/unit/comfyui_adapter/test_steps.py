@@ -1,4 +1,4 @@
-"""In which step a pass is: by a schedule's noise levels, in a model without calls, and in samplings within others.
+"""The step of a pass: from a schedule's noise levels, after passes without calls, and in nested samplings.
 
 Packs that refine parts of a picture begin a sampling of the same model within another one.
 """
@@ -32,7 +32,7 @@ def test_steps_of_a_schedule(levels: list[float], steps: dict[float, int]) -> No
     assert {sigma: Schedule(levels).step(sigma) for sigma in steps} == steps
 
 
-def test_float32_rounding_stays_in_its_step() -> None:
+def test_float32_rounding_does_not_change_the_step() -> None:
     sigmas = torch.linspace(1, 0, 51, dtype=torch.float64).tolist()
     schedule = Schedule(sigmas)
     assert [schedule.step(float(torch.tensor(sigma, dtype=torch.float32))) for sigma in sigmas[:-1]] == list(range(50))
@@ -70,7 +70,7 @@ def run_pass(session: Session, sigma: float, calls: int, events: list[str]) -> N
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens, in its order: models begin and end, and the host reads what devices have computed."""
+    """The events in order: a model begins or ends, or the host reads a result from the device."""
     happened: list[str] = []
     values = Readback.values
 
@@ -83,7 +83,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_host_waits_for_the_noise_level_at_the_first_call(events: list[str]) -> None:
-    """Before that, the device would have nothing to do meanwhile."""
+    """Any earlier, the device would be idle during the wait."""
     session = node_session(settings())
     session.begin_sampling([1.0, 0.75, 0.5, 0.0])
     run_pass(session, 0.5, 2, events)
@@ -91,8 +91,8 @@ def test_the_host_waits_for_the_noise_level_at_the_first_call(events: list[str])
     assert session.record.summary().cells.keys() == {(0, 2), (1, 2)}
 
 
-def test_a_pass_without_calls_leads_on_to_the_next_step(events: list[str]) -> None:
-    """Levels may repeat: which of them a pass is at depends on the one before."""
+def test_a_pass_without_calls_advances_to_the_next_step(events: list[str]) -> None:
+    """Levels may repeat, so the step of a pass depends on the previous pass."""
     session = node_session(settings())
     session.begin_sampling([1.0, 0.5, 0.5, 0.5, 0.0])
     for sigma, calls in ((1.0, 1), (0.5, 0), (0.5, 1)):
@@ -104,8 +104,8 @@ OUTER, INNER = [1.0, 0.75, 0.5, 0.25, 0.0], [0.6, 0.3, 0.0]
 
 
 class Samplings:
-    """Samplings of one session; `steps` are those that its handler saw, each as (step, steps), `served` those of them
-    in which the node was at work.
+    """Runs samplings of one session. `steps` has the (step, steps) of each call that reached the dispatcher, `served`
+    those of the calls that the node served.
     """
 
     def __init__(self, session: Session) -> None:
@@ -116,14 +116,14 @@ class Samplings:
         self.served: list[tuple[int, int]] = []
         choose = session.dispatcher.choose
 
-        def seen(call: Any, site: Any) -> Any:
+        def recording(call: Any, site: Any) -> Any:
             self.steps.append((site.step, site.steps))
             decision = choose(call, site)
             if decision.plan is not None:
                 self.served.append(self.steps[-1])
             return decision
 
-        session.dispatcher.choose = seen  # type: ignore[method-assign]
+        session.dispatcher.choose = recording  # type: ignore[method-assign]
 
     def run(self, sigmas: list[float], between: Any = lambda number: None) -> None:
         def sample(*args: Any) -> None:
@@ -146,7 +146,7 @@ def samplings() -> Samplings:
     return Samplings(node_session(settings(start_percent=0.5)))
 
 
-def test_the_outer_sampling_goes_on_with_its_own_steps(samplings: Samplings) -> None:
+def test_the_outer_sampling_continues_with_its_own_steps(samplings: Samplings) -> None:
     samplings.run(OUTER, lambda number: samplings.run(INNER) if number == 1 else None)
     assert samplings.steps == [(0, 4), (1, 4), (0, 2), (1, 2), (2, 4), (3, 4)]
     assert samplings.served == [(1, 2), (2, 4), (3, 4)], "the second half of each"
@@ -156,7 +156,7 @@ def test_the_outer_sampling_goes_on_with_its_own_steps(samplings: Samplings) -> 
     assert backends == {(0, 2): "reference", (0, 3): "reference"}
 
 
-def test_one_that_fails_leaves_the_outer_one_as_it_was(samplings: Samplings) -> None:
+def test_a_failing_inner_sampling_does_not_change_the_outer_one(samplings: Samplings) -> None:
     def failing(number: int) -> None:
         raise InterruptedError
 

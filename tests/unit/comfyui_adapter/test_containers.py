@@ -47,14 +47,14 @@ def comfyui_module(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def attend(session: Session, held: list[Container], mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
-    """A call in containers through the override of `session`, in a pass of its own."""
+    """A call with containers through the override of `session`, in its own pass."""
     override: Any = make_override(session)
     with model_passes.running(session.slot, session.begin_pass(1.0, torch.device("cpu"), {})):
         return override.container_function(*held, 2, mask, **kwargs, _inside_attn_wrapper=True, transformer_options={})
 
 
 @pytest.mark.parametrize(("previous", "value"), [("plain", 2.0), ("containers", 3.0)])
-def test_containers_that_an_earlier_pack_gets(comfyui_module: Any, previous: str, value: float) -> None:
+def test_calls_with_containers_go_to_an_earlier_pack(comfyui_module: Any, previous: str, value: float) -> None:
     def twos(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         result: torch.Tensor = 2.0 * func(*args, **kwargs)
         return result
@@ -71,21 +71,21 @@ def test_containers_that_an_earlier_pack_gets(comfyui_module: Any, previous: str
 
 @pytest.mark.parametrize("previous", [False, True], ids=["alone", "after a node"])
 @pytest.mark.parametrize(
-    "left",
+    "cause",
     [{"low_precision_attention": False}, {"failing": True}, {"broken": True}],
-    ids=lambda left: next(iter(left)),
+    ids=lambda cause: next(iter(cause)),
 )
 def test_tensors_are_freed_while_comfyui_serves(
-    comfyui_module: Any, monkeypatch: pytest.MonkeyPatch, left: dict[str, bool], previous: bool
+    comfyui_module: Any, monkeypatch: pytest.MonkeyPatch, cause: dict[str, bool], previous: bool
 ) -> None:
-    """Whoever takes a tensor out of its container is the last one to hold it."""
+    """Once ComfyUI takes a tensor out of its container, nothing else holds the tensor."""
 
     def attention(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if "failing" in left:
+        if "failing" in cause:
             raise RuntimeError("no image for this device")
         return torch.full_like(q, float("nan"))
 
-    if "failing" in left or "broken" in left:
+    if "failing" in cause or "broken" in cause:
         serve_by(monkeypatch, attention)
     held = [Container(torch.randn(1, 64, 128)) for _ in range(3)]
     alive = [weakref.ref(container.peek()) for container in held]
@@ -102,7 +102,7 @@ def test_tensors_are_freed_while_comfyui_serves(
     before = make_override(first) if first else None
     session = session_with(before, 1, guard=True)
     session.begin_sampling([1.0, 0.0])
-    options: dict[str, Any] = {name: value for name, value in left.items() if name == "low_precision_attention"}
+    options: dict[str, Any] = {name: value for name, value in cause.items() if name == "low_precision_attention"}
     if first is None:
         out = attend(session, held, **options)
     else:
@@ -113,7 +113,7 @@ def test_tensors_are_freed_while_comfyui_serves(
 
 @pytest.mark.parametrize("options", [{}, {"guard": True}, {"measures_quality": True}], ids=str)
 def test_tensors_are_freed_when_a_backend_has_served(comfyui_module: Any, options: dict[str, Any]) -> None:
-    """Before the model goes on; a pass that still runs keeps none of them."""
+    """The running pass keeps none of them."""
     session = session_with(**options)
     override: Any = make_override(session)
     held = [Container(torch.randn(1, 64, 128)) for _ in range(3)]
@@ -125,7 +125,7 @@ def test_tensors_are_freed_when_a_backend_has_served(comfyui_module: Any, option
 
 
 class InTwoSteps(ReferenceBackend):
-    """The reference, of whose two steps the second needs none of q, k and v; counts the calls in one step."""
+    """The reference in two steps, the second of which needs none of q, k and v; `whole` counts calls in one step."""
 
     def __init__(self) -> None:
         self.whole = 0
@@ -160,7 +160,7 @@ class CallInTwoSteps(ReferenceCall):
 
 
 class TestInTwoSteps:
-    """Inputs in containers are freed between the steps of a backend that has two."""
+    """A backend that has two steps frees inputs in containers between them."""
 
     @pytest.fixture
     def backend(self, comfyui_module: Any, monkeypatch: pytest.MonkeyPatch) -> InTwoSteps:
@@ -176,8 +176,8 @@ class TestInTwoSteps:
         del tensors
         assert torch.equal(attend(session_with(), containers), expected) and backend.whole == 0
 
-    def test_the_report_says_what_they_saved(self, backend: InTwoSteps) -> None:
-        """q, k, v and the output have 1 MiB each."""
+    def test_the_report_shows_the_memory_that_containers_save(self, backend: InTwoSteps) -> None:
+        """q, k, v and the output take 1 MiB each."""
         texts = []
         for contained in (False, True):
             session, tensors = session_with(), tuple(torch.randn(1, 1 << 11, 128) for _ in range(3))
@@ -189,25 +189,26 @@ class TestInTwoSteps:
             texts.append(line.partition(": ")[2])
         assert texts == ["7 MiB; ComfyUI's default takes 4 MiB.", "3 MiB; ComfyUI's default takes 4 MiB."]
 
-    def test_nobody_can_compute_again_what_fails_then(self, backend: InTwoSteps) -> None:
+    def test_an_error_in_the_second_step_is_raised(self, backend: InTwoSteps) -> None:
+        """Nothing can recompute the call without its inputs."""
         backend.fails = True
         with pytest.raises(RuntimeError, match="no image for this device"):
             attend(session_with(), [Container(tensor) for tensor in qkv()])
 
-    @pytest.mark.parametrize("who", ["the guard", "a report", "the class of k", "the class of the mask"])
-    def test_inputs_are_kept_for_whoever_looks_at_them(self, backend: InTwoSteps, who: str) -> None:
+    @pytest.mark.parametrize("reader", ["the guard", "a report", "the class of k", "the class of the mask"])
+    def test_inputs_that_something_reads_later_are_kept(self, backend: InTwoSteps, reader: str) -> None:
         class Tagged(torch.Tensor):
-            """A tensor whose class may look at every operator."""
+            """A tensor whose class may intercept every operator."""
 
         q, k, v = qkv()
-        mask = torch.zeros(64, 64).as_subclass(Tagged) if who == "the class of the mask" else None
-        k = k.as_subclass(Tagged) if who == "the class of k" else k
-        options = {"guard": who == "the guard", "measures_quality": who == "a report"}
+        mask = torch.zeros(64, 64).as_subclass(Tagged) if reader == "the class of the mask" else None
+        k = k.as_subclass(Tagged) if reader == "the class of k" else k
+        options = {"guard": reader == "the guard", "measures_quality": reader == "a report"}
         attend(session_with(**options), [Container(tensor) for tensor in (q, k, v)], mask)
         assert backend.whole == 1
 
 
-def test_what_was_timed_is_still_there_for_comfyui(comfyui_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comfyui_gets_the_inputs_of_a_failing_timed_call(comfyui_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_with()
     attend(session, [Container(tensor) for tensor in qkv()])
     serve_by(monkeypatch, raising(RuntimeError("no image for this device")))
@@ -276,7 +277,7 @@ def test_compiled_graph_decides_at_run_time(comfyui_module: Any) -> None:
 
 
 def test_guard_works_in_a_compiled_graph(comfyui_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check runs inside of the operator, so the graph neither breaks nor freezes its answer."""
+    """The check runs inside the operator, so the graph neither breaks nor freezes its answer."""
 
     def broken(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return torch.full_like(q, float("nan"))

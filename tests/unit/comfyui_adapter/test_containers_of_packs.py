@@ -1,4 +1,4 @@
-"""Containers that a model passes, where another pack's attention stands behind or before this node."""
+"""Containers that a model passes, if another pack's attention comes after or before this node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_containers_are_passed_on_and_freed() -> None:
         k.take()
         v.take()
         gc.collect()
-        assert not any(ref() is not None for ref in held), "nobody else refers to them"
+        assert not any(ref() is not None for ref in held), "nothing else refers to them"
         return torch.zeros(shape)
 
     other.container_function = container_function  # type: ignore[attr-defined]
@@ -46,7 +46,7 @@ def test_containers_are_passed_on_and_freed() -> None:
 
 
 def sparse(previous: Override, dense: bool, name: str = "/ComfyUI/comfy_extras/nodes_sparse_attention") -> Override:
-    """As *Model Sparse Attention* makes it: without a function for containers. dense: it leaves the call."""
+    """An override like that of *Model Sparse Attention*, without container_function. dense: it passes the call on."""
 
     def override(func: Override, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **kwargs: Any) -> Any:
         if dense:
@@ -57,8 +57,8 @@ def sparse(previous: Override, dense: bool, name: str = "/ComfyUI/comfy_extras/n
     return override
 
 
-class TestContainersBehindSparseAttention:
-    """Its dense calls are the node's, and q, k and v are freed as early as without it."""
+class TestContainersWithSparseAttention:
+    """*Model Sparse Attention* passes dense calls on to the node, which frees q, k and v as early as without it."""
 
     @pytest.fixture(autouse=True)
     def comfyui(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,12 +66,12 @@ class TestContainersBehindSparseAttention:
             monkeypatch.setattr(f"{module}.comfyui_attention", lambda: ones)
 
     def attend(
-        self, session: Session, taken_by: Override, length: int = 64
+        self, session: Session, installed: Override, length: int = 64
     ) -> tuple[torch.Tensor, list[weakref.ref[torch.Tensor]], list[Container]]:
         tensors = list(qkv(length))
         seen = [weakref.ref(tensor) for tensor in tensors]
         containers = [Container(tensors.pop(0)) for _ in range(3)]
-        options: dict[str, Any] = {OVERRIDE: taken_by}
+        options: dict[str, Any] = {OVERRIDE: installed}
         with (
             model_passes.running(0, session.begin_pass(1.0, CPU, options)),
             watching(session, options),
@@ -81,46 +81,46 @@ class TestContainersBehindSparseAttention:
             )
         return out, seen, containers
 
-    def test_the_containers_come_to_the_node(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_node_gets_the_containers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         session = session_with()
         ours: Any = make_override(session)
-        given: list[tuple[Any, ...]] = []
-        brought = ours.container_function
+        calls: list[tuple[Any, ...]] = []
+        container_function = ours.container_function
 
-        def keeping(*args: Any, **kwargs: Any) -> Any:
-            given.append(args)
-            return brought(*args, **kwargs)
+        def recording(*args: Any, **kwargs: Any) -> Any:
+            calls.append(args)
+            return container_function(*args, **kwargs)
 
-        ours.container_function = keeping
+        ours.container_function = recording
         out, seen, containers = self.attend(session, sparse(ours, dense=True))
-        given_containers = [container for args in given for container in args[:3]]
-        assert given_containers == containers and all(container.tensor is None for container in containers)
+        received = [container for args in calls for container in args[:3]]
+        assert received == containers and all(container.tensor is None for container in containers)
         summary = session.record.summary()
         assert [share.decision.backend for share in summary.shares] == ["reference"] and summary.calls == 1
-        given.clear()
+        calls.clear()
         gc.collect()
         assert out.isfinite().all() and all(tensor() is None for tensor in seen)
 
-    def test_a_sparse_call_is_its(self) -> None:
+    def test_sparse_attention_computes_its_sparse_calls(self) -> None:
         session = session_with()
         out, _, containers = self.attend(session, sparse(make_override(session), dense=False))
         assert torch.equal(out, torch.full_like(out, 3.0)) and all(container.tensor is None for container in containers)
         assert [share.decision.by for share in session.record.summary().shares] == ["ComfyUI's Model Sparse Attention"]
 
     @pytest.mark.parametrize("between", ["another pack", "another override"])
-    def test_only_where_nobody_stands_between(self, between: str) -> None:
-        """Another override may change what the node gives."""
+    def test_containers_do_not_reach_the_node_past_another_override(self, between: str) -> None:
+        """Another override may change the node's output."""
         session = session_with()
         ours = make_override(session)
-        taken_by = (
+        installed = (
             sparse(ours, dense=True, name="custom_nodes.other")
             if between == "another pack"
             else sparse(lambda func, *args, **kwargs: 0.5 * ours(func, *args, **kwargs), dense=True)
         )
-        with watching(session, options := {OVERRIDE: taken_by}):
+        with watching(session, options := {OVERRIDE: installed}):
             assert not hasattr(options[OVERRIDE], "container_function")
 
-    def test_a_failure_of_the_other_is_its_own(self) -> None:
+    def test_an_error_of_the_other_override_is_raised(self) -> None:
         session = session_with()
         ours = make_override(session)
 
@@ -131,4 +131,4 @@ class TestContainersBehindSparseAttention:
         with pytest.raises(KeyError):
             self.attend(session, failing)
         out, *_ = self.attend(session, sparse(ours, dense=True))
-        assert out.isfinite().all(), "calls are handed back while the other is asked alone"
+        assert out.isfinite().all(), "the node raises HandedBack only while the watcher runs the other override"

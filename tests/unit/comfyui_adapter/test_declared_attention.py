@@ -1,4 +1,4 @@
-"""The attention that a model's file asks for, with a stand-in for the function of ComfyUI that asks overrides."""
+"""The attention that a model's file declares, with a stand-in for the function of ComfyUI that calls overrides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LISTED = "comfy_kitchen_sol (tau 1.0), else comfy_kitchen_int8"
 
 
 class Child(torch.nn.Module):
-    """What ComfyUI reads a declaration into; `function` gives sevens and counts its calls."""
+    """The module that ComfyUI makes of a declaration; `function` returns sevens and records its calls."""
 
     def __init__(self, config: object, *, available: bool = True) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Layer(torch.nn.Module):
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`comfy.ldm.modules.attention`: asks the override first, and keeps what the file asks for from it."""
+    """`comfy.ldm.modules.attention`: calls the override first, and does not show it the declared attention."""
 
     def wrap_attn(func: Any) -> Any:
         @functools.wraps(func)
@@ -92,7 +92,7 @@ def attend(
 ) -> torch.Tensor:
     """One call of a layer with this child.
 
-    front: another pack's override, which asks the node's. keys: how many, where they are not as many as the queries.
+    front: makes another pack's override, which calls the node's. keys: their number, if it differs from the queries'.
     """
     session.declared = declared_layers(model_of(*([] if child is None else [child])))
     override = make_override(session)
@@ -105,7 +105,7 @@ def attend(
     return out
 
 
-def test_what_the_file_asks_for_is_timed_for_its_own_layers(host: Any) -> None:
+def test_the_declared_attention_is_timed_in_its_own_layers(host: Any) -> None:
     """The second call of a form is timed."""
     child, session = Child(INT8), session_with()
     for of_call in (None, child, child):
@@ -124,7 +124,7 @@ def test_what_the_file_asks_for_is_timed_for_its_own_layers(host: Any) -> None:
     ],
     ids=["steps", "cross-attention"],
 )
-def test_calls_that_the_node_leaves_get_what_the_file_asks_for(
+def test_calls_that_the_node_leaves_go_to_the_declared_attention(
     host: Any,
     options: dict[str, Any],
     served: dict[str, Any],
@@ -144,7 +144,7 @@ def test_calls_that_the_node_leaves_get_what_the_file_asks_for(
     assert by_file.reason is not None and by_file.reason.startswith(f"[{code}]")
 
 
-def test_an_override_of_another_pack_may_stand_between(host: Any) -> None:
+def test_the_declared_attention_is_found_through_another_packs_override(host: Any) -> None:
     def front(ours: Any) -> Any:
         return lambda func, *args, **kwargs: (lambda: ours(func, *args, **kwargs))()
 
@@ -153,8 +153,8 @@ def test_an_override_of_another_pack_may_stand_between(host: Any) -> None:
     assert len(child.calls) == 1
 
 
-def test_an_earlier_node_keeps_its_place(host: Any) -> None:
-    """ComfyUI asks an override before the file; that of an earlier node is one."""
+def test_an_earlier_node_goes_before_the_declared_attention(host: Any) -> None:
+    """ComfyUI prefers an override, such as an earlier node's, to the declared attention."""
     child = Child(INT8)
 
     def twos(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -176,7 +176,7 @@ def test_the_models_own_attention_is_respected(host: Any) -> None:
     assert session.record.summary().shares[0].decision.backend == "reference"
 
 
-def test_the_report_names_it_and_what_is_compared(host: Any) -> None:
+def test_the_report_names_the_declared_attention_and_the_comparison(host: Any) -> None:
     session = session_with(start_percent=0.5, measures_quality=True)
     for _ in range(2):
         attend(host, session, Child(INT8), sigma=0.25)
@@ -190,7 +190,7 @@ def test_the_report_names_it_and_what_is_compared(host: Any) -> None:
     assert len(child.calls) == 1
 
 
-def test_what_the_device_lacks_is_said(host: Any) -> None:
+def test_the_status_says_that_the_device_lacks_the_attention(host: Any) -> None:
     session = session_with()
     session.declared = declared_layers(model_of(Child(INT8, available=False), Child(None)))
     assert not session.declared.served and session.declared.missing == {"comfy_kitchen_int8": 1}
@@ -198,30 +198,30 @@ def test_what_the_device_lacks_is_said(host: Any) -> None:
     assert "This device does not have it" in status(session)
 
 
-def test_a_compiled_model_is_named(host: Any) -> None:
+def test_the_status_says_that_the_model_is_compiled(host: Any) -> None:
     session = session_with()
     session.declared, session.compiled = declared_layers(model_of(Child(INT8))), True
     assert "The model is compiled" in status(session) and not session.leaves_to_declared
-    assert base_of(session) == "ComfyUI's attention", "times are compared with who serves what the node leaves"
+    assert base_of(session) == "ComfyUI's attention", "times are compared with what gets the calls that are left"
 
 
-def test_object_patches_take_the_place_of_what_the_file_says(host: Any) -> None:
-    """A LoRA may set it so; the patch is applied when the model is loaded."""
+def test_object_patches_replace_declarations(host: Any) -> None:
+    """A LoRA may add such a patch, which ComfyUI applies when it loads the model."""
     layers = declared_layers(model_of(Child(INT8), Child(INT8)), {"diffusion_model.0.comfy_attention": Child([SOL])})
     assert layers.served == {"comfy_kitchen_int8": 1, "comfy_kitchen_sol (tau 1.0)": 1}
 
 
 @pytest.mark.parametrize("config", [None, "int8", {}, {"attention": ""}, [], [3, {}], {"tau": 1.0}])
-def test_configurations_that_name_nothing(config: object) -> None:
+def test_configurations_that_name_no_attention(config: object) -> None:
     assert declared(Child(config)) is None
 
 
-def test_long_texts_of_a_file_are_cut() -> None:
+def test_long_texts_of_a_declaration_are_cut() -> None:
     declaration = declared(Child({"attention": "a" * 1000 + "\n"}))
     assert declaration is not None and len(declaration.label) == 60
 
 
-def test_versions_without_declarations(host: Any) -> None:
+def test_versions_of_comfyui_without_declarations(host: Any) -> None:
     def wrap_attn(func: Any) -> Any:
         return lambda *args, **kwargs: func(*args, **kwargs)
 

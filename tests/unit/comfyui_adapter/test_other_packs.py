@@ -1,4 +1,4 @@
-"""Other packs' attention behind, before or in the place of this node's, without ComfyUI."""
+"""Other packs' attention after, before or instead of this node's, without ComfyUI."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ halved.__module__ = "/somewhere/custom_nodes/ComfyUI-Other.nodes.attention"
 
 
 def core(name: str, module: str = "comfy.model_patcher") -> Override:
-    """As ComfyUI's *Model Attention Backend* makes it of an attention function of this name."""
+    """The override that ComfyUI's *Model Attention Backend* makes of an attention function of this name."""
 
     def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
         return ones(*args, **kwargs)
@@ -46,8 +46,8 @@ def core(name: str, module: str = "comfy.model_patcher") -> Override:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_node_of_this_pack_behind_this_one(replaced: bool) -> None:
-    """The model has asked the nodes: nothing is wrong with its code. replaced: another pack's node is between them."""
+def test_a_node_of_this_pack_after_this_one(replaced: bool) -> None:
+    """The model did call the nodes, so its code is not to blame. replaced: another pack's node is between them."""
     first = session_with()
     second = session_with(halved if replaced else make_override(first), slot=1)
     override = make_override(second)
@@ -76,12 +76,12 @@ def test_a_node_of_this_pack_behind_this_one(replaced: bool) -> None:
         (torch.nn.Identity(), "torch"),
     ],
 )
-def test_owners(function: Any, owner: str) -> None:
+def test_owners_of_functions(function: Any, owner: str) -> None:
     assert owner_of(function) == owner
 
 
 def sampled(session: Session, override: Override | None, passes: int = 1, calls: int = 3) -> None:
-    """Passes of a model that asks the override which stands in its options."""
+    """Run passes of a model that calls the override in its options."""
     for _ in range(passes):
         options: dict[str, Any] = {} if override is None else {OVERRIDE: override}
         model_pass = session.begin_pass(1.0, CPU, options)
@@ -93,7 +93,7 @@ def sampled(session: Session, override: Override | None, passes: int = 1, calls:
 
         with watching(session, options):
             session.run_pass(model_pass, model)
-        assert options.get(OVERRIDE) is override, "as it was"
+        assert options.get(OVERRIDE) is override, "restored"
 
 
 def summary_of(session: Session) -> Summary:
@@ -101,7 +101,7 @@ def summary_of(session: Session) -> Summary:
     return session.record.summary()
 
 
-def test_a_node_behind_is_named_and_its_calls_count() -> None:
+def test_a_later_node_is_named_and_its_calls_count() -> None:
     session = session_with()
     sampled(session, halved, passes=2)
     summary = summary_of(session)
@@ -113,8 +113,8 @@ def test_a_node_behind_is_named_and_its_calls_count() -> None:
     assert session_headline(session) == "6 attention calls: 6 by ComfyUI-Other; 4 steps"
 
 
-def test_what_comes_back_counts_once() -> None:
-    """Sparse attention hands its dense calls to the override that was there before."""
+def test_calls_that_a_pack_passes_back_count_once() -> None:
+    """Sparse attention passes its dense calls to the previous override."""
     session = session_with()
     before, number = make_override(session), iter(range(100))
 
@@ -128,7 +128,7 @@ def test_what_comes_back_counts_once() -> None:
     assert "6 attention calls: 2 in 8b by the slow reference, 4 by comfyui_adapter; 4 steps" in report([session])
 
 
-def test_a_pack_before_serves_what_is_left_and_is_named() -> None:
+def test_an_earlier_pack_serves_the_calls_that_the_node_leaves_and_is_named() -> None:
     session = session_with(previous=halved, start_percent=0.5)
     sampled(session, make_override(session))
     summary = summary_of(session)
@@ -136,7 +136,7 @@ def test_a_pack_before_serves_what_is_left_and_is_named() -> None:
     assert "Left to ComfyUI-Other" in report([session]) and summary.speed is None
 
 
-def test_two_nodes_learn_of_the_same_calls() -> None:
+def test_two_nodes_record_the_same_calls_of_a_pack() -> None:
     first = session_with()
     second = session_with(previous=make_override(first), slot=1)
     options = {OVERRIDE: halved}
@@ -151,8 +151,8 @@ def test_two_nodes_learn_of_the_same_calls() -> None:
         assert [share.decision.by for share in session.record.summary().shares] == ["ComfyUI-Other"]
 
 
-def test_the_same_function_stands_in_the_options_in_every_pass() -> None:
-    """A compiled model may have it among its guards."""
+def test_the_options_have_the_same_function_in_every_pass() -> None:
+    """A compiled model may have it in its guards."""
     session, functions = session_with(), []
     for _ in range(2):
         options: dict[str, Any] = {OVERRIDE: halved}
@@ -162,8 +162,8 @@ def test_the_same_function_stands_in_the_options_in_every_pass() -> None:
 
 
 @pytest.mark.parametrize("place", ["around", "a method", "a bound method", "nowhere"])
-def test_a_pack_whose_functions_run_the_model_unseen_is_named(place: str) -> None:
-    """As TeaCache does, whose copy of the model's code passes no options on to the blocks."""
+def test_a_pack_that_runs_the_model_past_the_node_is_named(place: str) -> None:
+    """For example TeaCache, whose copy of the model's code passes no options to the blocks."""
 
     def forward(*args: Any) -> None: ...
 
@@ -186,8 +186,8 @@ def test_a_pack_whose_functions_run_the_model_unseen_is_named(place: str) -> Non
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_layers_that_a_pack_keeps_from_the_node_are_counted(replaced: bool) -> None:
-    """As KJNodes' memory patches do: what stands in the place of a layer's forward calls another attention."""
+def test_layers_whose_calls_do_not_reach_the_node_are_counted(replaced: bool) -> None:
+    """KJNodes' memory patches do so: the function that replaces a layer's forward calls another attention."""
 
     class Layer(torch.nn.Module):
         def forward(self, q: torch.Tensor) -> Any:
@@ -210,8 +210,8 @@ def test_layers_that_a_pack_keeps_from_the_node_are_counted(replaced: bool) -> N
     for _ in range(2):
         pass_wrapper(session)(Executor(attend, model), torch.zeros(1), torch.ones(1))
     session.end_sampling()
-    told = "1 of the model's 2 attention layers made no call that reached the node. SomePack has put functions"
-    assert (told in report([session])) == replaced
+    sentence = "1 of the model's 2 attention layers made no call that reached the node. SomePack has put functions"
+    assert (sentence in report([session])) == replaced
 
 
 @pytest.mark.parametrize(
@@ -224,8 +224,8 @@ def test_layers_that_a_pack_keeps_from_the_node_are_counted(replaced: bool) -> N
         ("/ComfyUI/custom_nodes/blocks.nodes", "blocks"),
     ],
 )
-def test_whose_patch_computes_blocks_itself(module: str, owner: str) -> None:
-    """Blocks of half of the passes are computed by a patch, and their attention reaches nobody."""
+def test_the_report_names_the_owner_of_a_patch_that_computes_blocks(module: str, owner: str) -> None:
+    """In half of the passes a patch computes blocks, whose attention calls do not reach the node."""
 
     def patch(args: Any, extra: Any) -> Any:
         return extra["original_block"](args)
@@ -245,7 +245,7 @@ def test_whose_patch_computes_blocks_itself(module: str, owner: str) -> None:
     assert f"; {owner} replaced blocks in 2 of 4 passes, with 3 fewer attention calls" in session_report(session)
 
 
-def test_blocks_that_nobody_takes_are_not_told() -> None:
+def test_passes_without_replaced_blocks_are_not_reported() -> None:
     session = session_with()
     call(session, *qkv(), 2)
     replacements: tuple[Any, ...] = ({}, {"dit": {}}, {"attn1": {1: len}}, None)

@@ -1,4 +1,4 @@
-"""Exact attention: as a mode, and in the place of calls for which it was measured to be faster."""
+"""Exact attention: as a mode, and for calls in which it was measured to be faster."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def session_of(is_first: bool = True, **options: Any) -> Session:
     return session
 
 
-def who(session: Session, *tensors: torch.Tensor, **options: Any) -> str:
+def server_of(session: Session, *tensors: torch.Tensor, **options: Any) -> str:
     value = call(session, *(tensors or half()), 2, **options).unique().item()
     return next(name for name, own in VALUES.items() if own == value)
 
@@ -66,7 +66,7 @@ def test_quantized_unless_exact_is_faster(
 ) -> None:
     with_times(monkeypatch, choices)
     session = session_of(when=when)
-    assert who(session) == served
+    assert server_of(session) == served
     (share,) = session.record.summary().shares
     assert share.decision.backend == served
     assert share.decision.reason == (EXACT_IS_FASTER if served.startswith("torch") else None)
@@ -83,7 +83,7 @@ CROSS = {"apply_to": "self only"}
     ("choices", "when", "is_first", "served"),
     [
         (QUANTIZED_WINS, WHERE_FASTER, True, "torch-cudnn"),
-        (DEFAULT_WINS, WHERE_FASTER, True, FULL),  # as fast as ComfyUI's: nothing is changed for nothing
+        (DEFAULT_WINS, WHERE_FASTER, True, FULL),  # no faster than ComfyUI's, which is kept
         (QUANTIZED_WINS, WHERE_FASTER, False, FULL),  # an earlier node serves them
         (QUANTIZED_WINS, ALWAYS, True, FULL),
         (None, WHERE_FASTER, True, FULL),
@@ -99,7 +99,7 @@ def test_calls_in_full_precision_take_the_fastest_exact_attention(
 ) -> None:
     with_times(monkeypatch, choices)
     session = session_of(is_first, when=when, **where)
-    assert who(session, *half(64, 80 if where is CROSS else None)) == served
+    assert server_of(session, *half(64, 80 if where is CROSS else None)) == served
     (share,) = session.record.summary().shares
     assert share.decision.reason is not None  # why it was not quantized
 
@@ -115,29 +115,29 @@ def test_calls_in_full_precision_take_the_fastest_exact_attention(
     ],
     ids=["forbidden", "unknown", "mask", "float32", "head_dim"],
 )
-def test_what_was_not_timed_stays_with_comfyui(
+def test_calls_unlike_the_timed_ones_stay_with_comfyui(
     monkeypatch: pytest.MonkeyPatch, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]
 ) -> None:
     def plain(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return torch.ones_like(q)
 
     with_times(monkeypatch, EXACT_WINS)
-    assert who(session_of(when=WHERE_FASTER, **LATE), *tensors, func=plain, **options) == FULL
+    assert server_of(session_of(when=WHERE_FASTER, **LATE), *tensors, func=plain, **options) == FULL
 
 
 def test_mode_exact_takes_the_fastest_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for choices, served in ((None, "torch-cudnn"), (FLASH_WINS, "torch-flash"), (EXACT_WINS, "torch-cudnn")):
         with_times(monkeypatch, choices)
-        # Options of the quantization have no meaning there.
+        # Mode exact ignores the options of the quantization.
         session = session_of(mode=EXACT, smooth_v=True, rotate="on")
-        assert who(session) == served
+        assert server_of(session) == served
         assert session.dispatcher.title == "mode exact"
         assert [share.decision.label for share in session.record.summary().shares] == [f"{served} · exact"]
 
 
 def test_exact_attention_is_not_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its NaN would be the model's own; nothing could compute the call better."""
+    """A NaN in its output comes from the model, so no other attention would do better."""
     with_times(monkeypatch, EXACT_WINS)
     session = session_of(when=WHERE_FASTER, guard=True)
-    assert who(session) == "torch-cudnn"
+    assert server_of(session) == "torch-cudnn"
     assert session.dispatcher.guard is not None and session.dispatcher.guard.downgrades == ()

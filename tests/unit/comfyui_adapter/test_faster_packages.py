@@ -1,4 +1,4 @@
-"""Other packages' attentions at the node: which settings let them serve, and what node, report and log say of them."""
+"""Other packages' attentions at the node: which settings let them serve, and what the report and the log say."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Package:
 def on_card(
     monkeypatch: pytest.MonkeyPatch, *, kitchen: float = 0.8, own: float = 9.0, cudnn: float = 5.0, error: float = 0.01
 ) -> TunedChoices:
-    """A GPU on which 8b takes 1 and these the others; 8b's error is 0.04, that of the package `error`."""
-    seconds = {EIGHT: 1.0, ROTATED: 1.0, PEERS: kitchen, OWN: own, Candidate("torch-cudnn"): cudnn}
-    choices = card(seconds, {EIGHT: 0.04, ROTATED: 0.04, PEERS: error})
+    """A GPU on which 8b takes 1 ns per pair and the others take these; 8b's error is 0.04, the package's is `error`."""
+    nanoseconds = {EIGHT: 1.0, ROTATED: 1.0, PEERS: kitchen, OWN: own, Candidate("torch-cudnn"): cudnn}
+    choices = card(nanoseconds, {EIGHT: 0.04, ROTATED: 0.04, PEERS: error})
     with_times(monkeypatch, choices)
     return choices
 
@@ -59,7 +59,7 @@ def session_of(own_is_torchs: bool = False, **options: Any) -> Session:
 
 
 def served(session: Session) -> tuple[str | None, str | None]:
-    """Who served an ordinary call, and the reason."""
+    """The backend that served an ordinary call, and the reason."""
     call(session, *half(), 2)
     (share,) = session.record.summary().shares
     return share.decision.backend, share.decision.reason
@@ -116,7 +116,7 @@ def test_a_package_that_fails_leaves_its_call_to_comfyui(
 
 
 def test_the_guard_goes_on_to_a_more_exact_mode(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
-    """The package's broken output is computed again in mode precise, which it cannot stand for."""
+    """The guard recomputes the package's broken output in mode precise, in which the package does not serve."""
     on_card(monkeypatch)
     package.value = math.nan
     session = session_of(when=WHERE_FASTER, guard=True)
@@ -133,7 +133,7 @@ def test_the_guard_goes_on_to_a_more_exact_mode(monkeypatch: pytest.MonkeyPatch,
     [({"when": WHERE_FASTER}, 2.0, None), ({"when": FASTEST}, 0.8, None), ({"when": ALWAYS}, 2.0, "sm90")],
     ids=str,
 )
-def test_comfyuis_own_attention_where_it_is_the_fastest(
+def test_comfyuis_own_attention_serves_where_it_is_the_fastest(
     monkeypatch: pytest.MonkeyPatch, package: Package, options: dict[str, Any], kitchen: float, served_by: str | None
 ) -> None:
     on_card(monkeypatch, kitchen=kitchen, own=0.5)
@@ -148,7 +148,7 @@ def test_a_call_that_torch_serves_equally_fast_is_quantized(monkeypatch: pytest.
     assert served(session_of(own_is_torchs=True, when=WHERE_FASTER)) == ("sm90", None)
 
 
-def test_calls_of_unknown_time_are_not_left(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
+def test_calls_of_unknown_time_are_not_left_to_comfyui(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
     on_card(monkeypatch, kitchen=2.0, own=0.5)
     session = session_of(own_is_torchs=True, when=WHERE_FASTER)
     call(session, *(tensor.float() for tensor in half()), 2)
@@ -157,7 +157,7 @@ def test_calls_of_unknown_time_are_not_left(monkeypatch: pytest.MonkeyPatch, pac
 
 
 def test_an_attention_that_the_file_declares_is_not_torchs(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
-    """It would serve a call that is left: of its time nothing is known."""
+    """It would serve a call that the node leaves, and its time is unknown."""
     on_card(monkeypatch, kitchen=2.0, own=0.5)
     dispatcher = session_of(own_is_torchs=True, when=WHERE_FASTER).dispatcher
     q, k, v = half()
@@ -167,10 +167,10 @@ def test_an_attention_that_the_file_declares_is_not_torchs(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("name", "is_torchs"), [("attention_pytorch", True), ("attention_comfy_kitchen_int8", False)])
-def test_what_comfyui_chose_at_its_start(monkeypatch: pytest.MonkeyPatch, name: str, is_torchs: bool) -> None:
+def test_the_attention_chosen_at_comfyuis_start(monkeypatch: pytest.MonkeyPatch, name: str, is_torchs: bool) -> None:
     monkeypatch.setattr(packs, "comfyui_attention", lambda: SimpleNamespace(__name__=name))
     assert packs.own_is_torchs() == is_torchs
-    for previous in (None, lambda: torch.empty(0)):  # another node's serves them
+    for previous in (None, lambda: torch.empty(0)):  # another node's attention serves the calls
         model = Patcher()
         if previous is not None:
             model.override_options[OVERRIDE] = previous

@@ -1,4 +1,4 @@
-"""Cards on which no kernel runs: the fastest attention that is exact enough computes the calls, or ComfyUI's own."""
+"""Cards without kernels: the fastest attention that is exact enough computes the calls, or else ComfyUI's own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .cards import KITCHEN, card, half, install
 from .test_patch import Patcher
 
 SAGE, EXACT_NAMES = "sageattention", ("torch-cudnn", "torch-flash", "torch-efficient")
-# The compute capability of a card, None where torch calls it something else than "cuda", and what runs on it.
+# A card's compute capability, or None if its device type in torch is not "cuda", and the attentions that run on it.
 CARDS: dict[str, tuple[tuple[int, int] | None, tuple[str, ...]]] = {
     "GTX 1080": ((6, 1), ()),
     "V100": ((7, 0), ()),
@@ -49,10 +49,10 @@ ERRORS = {("reference", "8b"): 0.04, ("reference", "4b"): 0.1, ("reference", "pr
 
 
 def measured(factors: dict[str, float], errors: dict[str, float]) -> TunedChoices:
-    """A GPU on which attentions take so many times as long as ComfyUI's own."""
+    """The timings of a GPU. factors: the times of attentions, divided by that of ComfyUI's own."""
     named = {name: Candidate(name, PEER) if name in errors else Candidate(name) for name in (PLAIN, *factors)}
-    of = {Candidate(*each): error for each, error in ERRORS.items()} | {named[name]: errors[name] for name in errors}
-    return card({candidate: {PLAIN: 1.0, **factors}[name] for name, candidate in named.items()}, of)
+    every = {Candidate(*key): error for key, error in ERRORS.items()} | {named[name]: errors[name] for name in errors}
+    return card({candidate: {PLAIN: 1.0, **factors}[name] for name, candidate in named.items()}, every)
 
 
 def signature(card: str, family: str, mode: str, peers_rule: str) -> CallSignature:
@@ -64,9 +64,9 @@ def signature(card: str, family: str, mode: str, peers_rule: str) -> CallSignatu
 
 
 @pytest.mark.parametrize("card", CARDS)
-def test_who_computes_the_calls_of_a_card(monkeypatch: pytest.MonkeyPatch, card: str, fresh_seed: int) -> None:
-    """For six families, any times and any errors."""
-    capability, able = CARDS[card]
+def test_the_attention_that_serves_a_card(monkeypatch: pytest.MonkeyPatch, card: str, fresh_seed: int) -> None:
+    """For six families of models, with random modes, times and errors."""
+    capability, attentions = CARDS[card]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "hip", "6.4" if card == "RX 7900 XTX" else None)
     for name in ("_flash_availability", "_cudnn_availability"):
@@ -84,26 +84,26 @@ def test_who_computes_the_calls_of_a_card(monkeypatch: pytest.MonkeyPatch, card:
         errors = {name: draw.choice((0.005, 0.03, 0.08, 0.3)) for name in (KITCHEN, SAGE)}
         with_times(monkeypatch, measured(factors, errors))
         largest = ERRORS["reference", "8b" if mode == "auto" else mode]
-        suiting = [
+        suitable = [
             name
-            for name in able
+            for name in attentions
             if factors[name] < 0.97
             and (rule == ANY or errors.get(name, 0.0) <= largest)
             and (name != SAGE or FAMILIES[family][3] in (64, 128))
         ]
         planned = plan(signature(card, family, mode, rule))
-        if not suiting:
+        if not suitable:
             assert not isinstance(planned, CallPlan) and "SA-103" in planned.reason
             continue
         assert isinstance(planned, CallPlan), planned.reason
-        assert planned.backend.name == min(suiting, key=factors.__getitem__)
+        assert planned.backend.name == min(suitable, key=factors.__getitem__)
         assert planned.options.mode == (EXACT if planned.backend.name in EXACT_NAMES else mode.replace("auto", "8b"))
         assert planned.reason is not None and planned.reason.startswith("[SA-323] no kernel takes this call")
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No kernels; a package and cuDNN, whose outputs tell who computed."""
+    """No kernels, but a package and cuDNN, whose outputs identify them."""
     install(monkeypatch, "torch-cudnn")
     monkeypatch.setattr(patch, "own_is_torchs", lambda: True)
 
@@ -123,7 +123,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-def test_what_the_node_does(
+def test_the_attention_that_the_node_uses(
     monkeypatch: pytest.MonkeyPatch,
     installed: None,
     options: dict[str, Any],
@@ -150,7 +150,7 @@ def test_what_the_node_does(
 
 
 def test_attentions_of_unknown_speed_are_not_replaced(monkeypatch: pytest.MonkeyPatch, installed: None) -> None:
-    """Nothing is known of what ComfyUI was told to use at its start, nor of another node's attention."""
+    """The attention that ComfyUI was started with, or another node's attention."""
     with_times(monkeypatch, measured({KITCHEN: 0.5, "torch-cudnn": 0.5}, {KITCHEN: 0.01}))
     model = Patcher()
     model.override_options["optimized_attention_override"] = lambda *arguments, **options: torch.empty(0)

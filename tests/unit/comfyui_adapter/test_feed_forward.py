@@ -1,4 +1,4 @@
-"""Feed-forward modules without memory for all of their tokens: a stand-in has the place of MiniMax H3's."""
+"""Feed-forward modules without memory for all of their tokens. A stand-in replaces MiniMax H3's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OUT_OF_MEMORY = [
 
 
 class FeedForward(torch.nn.Module):
-    """Has memory for so many tokens at once."""
+    """Has memory for `largest` tokens at once."""
 
     error: Exception = OUT_OF_MEMORY[0]
 
@@ -36,10 +36,10 @@ class FeedForward(torch.nn.Module):
         super().__init__()
         self.wide, self.narrow = torch.nn.Linear(24, 96), torch.nn.Linear(96, 24)
         self.largest = largest
-        self.given: list[int] = []
+        self.lengths: list[int] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.given.append(x.shape[-2])
+        self.lengths.append(x.shape[-2])
         if x.shape[-2] > self.largest:
             raise self.error
         return self.exact(x)
@@ -55,7 +55,7 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def model_of(*modules: Any, source: str = "comfy.ldm.minimax.model", name: str = "mlp") -> Any:
-    """A model of ComfyUI's with these modules in its blocks."""
+    """A model of ComfyUI with these modules in its blocks."""
     model = type("Model", (), {"__module__": source})()
     model.blocks = [SimpleNamespace(**{name: module}) for module in modules]
     return model
@@ -63,10 +63,10 @@ def model_of(*modules: Any, source: str = "comfy.ldm.minimax.model", name: str =
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("shape", [(TOKENS, 24), (2, TOKENS, 24)], ids=str)
-def test_without_memory_the_tokens_come_in_slices(
+def test_without_memory_the_tokens_are_sliced(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], error: Exception, fresh_seed: int
 ) -> None:
-    """Also in the next module, which does not try the whole first; and wholes again in the next sampling."""
+    """The next module does not try the whole first, but the next sampling does."""
     monkeypatch.setattr(FeedForward, "error", error)
     first, second = modules = FeedForward(), FeedForward()
     session, x = session_with(), torch.randn(shape)
@@ -76,21 +76,21 @@ def test_without_memory_the_tokens_come_in_slices(
             for module in modules:
                 assert torch.allclose(module(x), module.exact(x), atol=1e-6)
         sizes = [SLICE] * 5 + [TOKENS - 5 * SLICE]
-        assert first.given == [TOKENS, *sizes] and second.given == sizes
+        assert first.lengths == [TOKENS, *sizes] and second.lengths == sizes
         assert torch.equal(x, before)
         session.begin_sampling(SIGMAS)
         with slicing_without_memory(session, model_of(*modules)):
             first(x)
-    assert first.given.count(TOKENS) == 2
+    assert first.lengths.count(TOKENS) == 2
     assert all("forward" not in vars(module) for module in modules)
 
 
-def test_a_module_whose_method_was_put_back_is_sliced(fresh_seed: int) -> None:
+def test_a_module_whose_own_method_was_set_again_is_sliced(fresh_seed: int) -> None:
     module, x = FeedForward(), torch.randn(TOKENS, 24)
     module.forward = module.forward  # type: ignore[method-assign]
     with torch.no_grad(), slicing_without_memory(session_with(), model_of(module)):
         assert torch.allclose(module(x), module.exact(x), atol=1e-6)
-    assert module.given[:2] == [TOKENS, SLICE]
+    assert module.lengths[:2] == [TOKENS, SLICE]
 
 
 @pytest.mark.parametrize(
@@ -102,16 +102,16 @@ def test_a_module_whose_method_was_put_back_is_sliced(fresh_seed: int) -> None:
     ],
     ids=["a slice", "a CUDA graph", "another error"],
 )
-def test_what_cannot_be_sliced_ends_in_torchs_error(
+def test_a_call_that_cannot_be_sliced_raises_torchs_error(
     monkeypatch: pytest.MonkeyPatch, tokens: int, capturing: bool, error: Exception
 ) -> None:
-    """In a CUDA graph the failed allocation is part of what is captured."""
+    """A CUDA graph that is being captured would contain the failed run."""
     monkeypatch.setattr(FeedForward, "error", error)
     monkeypatch.setattr(model_passes, "can_read_back", lambda device: not capturing)
     module, session = FeedForward(largest=1), session_with()
     with slicing_without_memory(session, model_of(module)), pytest.raises(type(error), match=str(error)):
         module(torch.randn(tokens, 24))
-    assert module.given == [tokens] and not session.sliced_feed_forwards
+    assert module.lengths == [tokens] and not session.sliced_feed_forwards
 
 
 class Converting(torch.nn.Linear):
@@ -123,7 +123,7 @@ class Converting(torch.nn.Linear):
     ("dtype", "state", "sliced"),
     [
         (torch.float32, {}, False),
-        (torch.float16, {}, True),  # converted, so patches go to a copy
+        (torch.float16, {}, True),  # the weight is converted, so patches go to a copy
         (torch.float32, {"resident": True}, True),
         (torch.float32, {"signature": object()}, True),
         (torch.float32, {"needs_cast": True}, True),
@@ -131,8 +131,8 @@ class Converting(torch.nn.Linear):
     ],
     ids=["patched in place", "converted", "resident", "with a place on the device", "cast", "of another ComfyUI"],
 )
-def test_a_prefetched_weight_that_keeps_its_patches_is_asked_once(dtype: torch.dtype, state: Any, sliced: bool) -> None:
-    """ComfyUI adds LoRAs to such a weight in each call of the layer."""
+def test_layers_that_patch_prefetched_weights_in_place_stay_whole(dtype: torch.dtype, state: Any, sliced: bool) -> None:
+    """Each call of the layer adds the LoRAs to such a weight again."""
     module, session, x = FeedForward(), session_with(), torch.randn(TOKENS, 24)
     layer: Any = Converting(96, 24, bias=False)
     module.narrow = layer.to(dtype)
@@ -146,7 +146,7 @@ def test_a_prefetched_weight_that_keeps_its_patches_is_asked_once(dtype: torch.d
         else:
             with pytest.raises(torch.cuda.OutOfMemoryError):
                 module(x)
-    assert (module.given[1:] != []) == sliced and bool(session.sliced_feed_forwards) == sliced
+    assert (module.lengths[1:] != []) == sliced and bool(session.sliced_feed_forwards) == sliced
 
 
 def replaced(module: FeedForward) -> None:
@@ -158,7 +158,7 @@ def of_a_pack(module: FeedForward) -> None:
     FeedForward.forward.__module__ = "a_pack.nodes"  # the fixture puts it back
 
 
-def nothing(module: FeedForward) -> None:
+def unchanged(module: FeedForward) -> None:
     pass
 
 
@@ -167,23 +167,23 @@ def nothing(module: FeedForward) -> None:
     [
         (replaced, False, "comfy.ldm.minimax.model"),
         (of_a_pack, False, "comfy.ldm.minimax.model"),
-        (nothing, True, "comfy.ldm.minimax.model"),
-        (nothing, False, "comfy.ldm.flux.model"),
+        (unchanged, True, "comfy.ldm.minimax.model"),
+        (unchanged, False, "comfy.ldm.flux.model"),
     ],
 )
-def test_modules_of_others_are_left(change: Callable[[FeedForward], None], compiled: bool, source: str) -> None:
+def test_unsuitable_modules_stay_whole(change: Callable[[FeedForward], None], compiled: bool, source: str) -> None:
     module, session = FeedForward(), session_with()
     change(module)
     session.compiled = compiled
-    mine = dict(vars(module))
+    before = dict(vars(module))
     with slicing_without_memory(session, model_of(module, source=source)), pytest.raises(torch.cuda.OutOfMemoryError):
-        assert vars(module) == mine
+        assert vars(module) == before
         module(torch.randn(TOKENS, 24))
-    assert vars(module) == mine
+    assert vars(module) == before
 
 
-def test_a_second_node_leaves_them_to_the_first() -> None:
-    """And takes them for no other pack's, which would keep it from slices of its own."""
+def test_a_second_node_leaves_the_slices_to_the_first() -> None:
+    """It does not take the first node's functions for another pack's, which would rule out its own slices."""
     module, first = FeedForward(), session_with()
     model = model_of(module)
     with slicing_without_memory(first, model), slicing_without_memory(session_with(), model):
@@ -196,7 +196,7 @@ def test_a_module_of_two_blocks_is_sliced_once(fresh_seed: int) -> None:
     module, x = FeedForward(), torch.randn(TOKENS, 24)
     with torch.no_grad(), slicing_without_memory(session_with(), model_of(module, module)):
         assert torch.allclose(module(x), module.exact(x), atol=1e-6)
-    assert module.given.count(TOKENS) == 1 and "forward" not in vars(module)
+    assert module.lengths.count(TOKENS) == 1 and "forward" not in vars(module)
 
 
 @pytest.mark.parametrize("stays", [False, True])
@@ -210,11 +210,11 @@ def test_another_pack_may_replace_the_function_within_the_block(stays: bool) -> 
     assert vars(module).get("forward") is (theirs if stays else None)
 
 
-def test_the_report_says_it(fresh_seed: int) -> None:
+def test_the_report_tells_of_slices(fresh_seed: int) -> None:
     session, module = session_with(), FeedForward()
     x = torch.randn(TOKENS, 24)
     model = SimpleNamespace(diffusion_model=model_of(module))
     pass_wrapper(session)(Executor(lambda *_, **__: module(x), model), torch.randn(1, 4), torch.ones(1))
     call(session, *qkv(), 1)
-    told = "Feed-forward modules of 333 tokens were computed in slices, since there was no memory for the whole."
-    assert told in report([session]).splitlines()
+    sentence = "Feed-forward modules of 333 tokens were computed in slices, since there was no memory for the whole."
+    assert sentence in report([session]).splitlines()

@@ -1,6 +1,6 @@
-"""Attention whose q, k and v are made and quantized in slices: when it is, when it is not, and what becomes of it.
+"""Attention that makes and quantizes q, k and v in slices: when it does, when it does not, and its outputs.
 
-A stand-in has the place of ComfyUI's MiniMax H3, whose attention is called in the same way.
+A stand-in replaces ComfyUI's MiniMax H3, which calls its attention in the same way.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ CPU = torch.device("cpu")
 
 
 class Attention(torch.nn.Module):
-    """Projects, turns and attends as MiniMax H3's does: x (N, C), rope_freqs (1, N, D)."""
+    """Projects, applies RoPE and attends like MiniMax H3's: x (N, C), rope_freqs (1, N, D)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.qkv = torch.nn.Linear(96, 3 * HEADS * HEAD_DIM)
         self.out = torch.nn.Linear(HEADS * HEAD_DIM, 96)
-        self.made: list[int] = []  # tokens of each projection
+        self.projected: list[int] = []  # tokens of each projection
         self.alive: list[weakref.ref[torch.UntypedStorage]] = []
 
     def forward(self, x: torch.Tensor, rope_freqs: Any = None, transformer_options: Any = None) -> torch.Tensor:
         fused = self.qkv(x)
-        self.made.append(len(x))
+        self.projected.append(len(x))
         self.alive.append(weakref.ref(fused.untyped_storage()))
         q, k, v = fused.view(len(x), 3, HEADS, HEAD_DIM).unbind(1)
         if rope_freqs is not None:
@@ -83,7 +83,7 @@ def in_place_of_h3(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_pass(
     session: Session, model: Model, x: torch.Tensor, override: Any = None, sigma: float = 1.0, **further: Any
 ) -> Any:
-    """The outputs of the model's blocks, each from x, in a pass of the sampling with these further options."""
+    """Run a pass with these further options, and return the output of each of the model's blocks for x."""
     options = {OVERRIDE: override or make_override(session), **further}
     model_pass = session.begin_pass(sigma, CPU, {})
     model_pass.check_at_end = True
@@ -98,12 +98,12 @@ def run_pass(
 
 
 def plainly(model: Model, x: torch.Tensor) -> torch.Tensor:
-    """The same by ComfyUI's attention."""
+    """The same outputs by ComfyUI's attention."""
     rope = 1.0 + 0.1 * torch.arange(len(x))[None, :, None].cos().expand(1, -1, HEAD_DIM)
     with torch.no_grad():
         outputs = [Attention.forward(block.attn, x, rope) for block in model.blocks]
     for block in model.blocks:
-        block.attn.made.clear()
+        block.attn.projected.clear()
     return torch.stack(outputs)
 
 
@@ -123,19 +123,19 @@ def labels(session: Session) -> list[str]:
     return [f"{share.calls} {share.decision.label}" for share in session.record.summary().shares]
 
 
-def test_each_slice_is_projected_once_and_let_go() -> None:
+def test_each_slice_is_projected_once_and_freed() -> None:
     model, x, session = Model(), torch.randn(TOKENS, 96), sampling(report=False)
     expected = plainly(model, x)
     assert close(run_pass(session, model, x), expected)
     assert labels(session) == ["2 reference · 8b · in slices"]
-    assert [block.attn.made for block in model.blocks] == [[256, 256, 188]] * 2
+    assert [block.attn.projected for block in model.blocks] == [[256, 256, 188]] * 2
     assert not [storage() for block in model.blocks for storage in block.attn.alive if storage() is not None]
     assert all("forward" not in vars(block.attn) for block in model.blocks)
     summary = session.record.summary()
     assert (summary.layers, summary.calls) == (2, 2) and "not sliced" not in report([session])
 
 
-def test_the_last_slice_is_let_go_before_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_slice_is_freed_before_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     model, session = Model(), sampling(report=False)
     alive: list[int] = []
     attend = ReferenceSlices.attend
@@ -155,28 +155,28 @@ def test_the_last_slice_is_let_go_before_the_attention(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("names", [(), ("rope_freqs",), ("transformer_options",)], ids=str)
 def test_arguments_that_a_model_leaves_out(names: tuple[str, ...]) -> None:
-    """The module's own function is called as without the pack."""
+    """The module's own function gets the same arguments as without the pack."""
     model, x, session = Model(1), torch.randn(TOKENS, 96), sampling()
     attn = model.blocks[0].attn
-    given = {"rope_freqs": torch.ones(1, TOKENS, HEAD_DIM), "transformer_options": {}}
-    given = {name: given[name] for name in names}
+    arguments = {"rope_freqs": torch.ones(1, TOKENS, HEAD_DIM), "transformer_options": {}}
+    arguments = {name: arguments[name] for name in names}
     with torch.no_grad(), hook.slicing(session, model):
-        out = attn(x, **given)
+        out = attn(x, **arguments)
     with torch.no_grad():
-        assert torch.equal(out, attn(x, **given))
+        assert torch.equal(out, attn(x, **arguments))
     assert session.record.summary().calls == 0
 
 
 class Gated(Attention):
-    """Has another name for its rope, as Wan's has, and an argument that no model has today."""
+    """Has another name for rope_freqs, as Wan does, and an argument that no model has today."""
 
     def forward(self, x: torch.Tensor, freqs: Any = None, transformer_options: Any = None, gate: float = 1.0) -> Any:
         return gate * super().forward(x, freqs, transformer_options)
 
 
-@pytest.mark.parametrize(("further", "made"), [({}, [256, 256, 188]), ({"gate": 0.5}, [TOKENS])], ids=str)
-def test_arguments_of_other_names(monkeypatch: pytest.MonkeyPatch, further: dict[str, Any], made: list[int]) -> None:
-    """An argument that is not known keeps the call whole, and none is lost."""
+@pytest.mark.parametrize(("further", "lengths"), [({}, [256, 256, 188]), ({"gate": 0.5}, [TOKENS])], ids=str)
+def test_arguments_of_other_names(monkeypatch: pytest.MonkeyPatch, further: dict[str, Any], lengths: list[int]) -> None:
+    """A call with an unknown argument is whole, and no argument is lost."""
     monkeypatch.setattr(Gated.forward, "__module__", "comfy.ldm.minimax.model")
     model, x, session = Model(1), torch.randn(TOKENS, 96), sampling(report=False)
     gated = model.blocks[0].attn = Gated()
@@ -186,13 +186,13 @@ def test_arguments_of_other_names(monkeypatch: pytest.MonkeyPatch, further: dict
     options = {OVERRIDE: make_override(session)}
     with torch.no_grad():
         expected = gated(x, rope, **further)
-        gated.made.clear()
+        gated.projected.clear()
         with hook.slicing(session, model):
             out = session.run_pass(model_pass, lambda: gated(x, freqs=rope, transformer_options=options, **further))
-    assert close(out, expected) and gated.made == made
+    assert close(out, expected) and gated.projected == lengths
 
 
-def test_a_call_that_needs_a_gradient_is_whole_and_has_it() -> None:
+def test_a_call_that_needs_a_gradient_is_whole_and_gets_it() -> None:
     model, x, session = Model(1), torch.randn(TOKENS, 96), sampling(report=False)
     attn, rope = model.blocks[0].attn, torch.ones(1, TOKENS, HEAD_DIM)
     model_pass = session.begin_pass(1.0, CPU, {})
@@ -204,20 +204,20 @@ def test_a_call_that_needs_a_gradient_is_whole_and_has_it() -> None:
     assert torch.equal(*gradients) and "SA-307" in labels(session)[0]
 
 
-def test_steps_outside_are_whole_and_the_others_in_slices() -> None:
-    """Also behind them: what holds for a step is not kept for the sampling."""
+def test_steps_outside_the_range_are_whole_and_the_others_in_slices() -> None:
+    """A step outside the range does not rule out slices in the rest of the sampling."""
     model, x, session = Model(1), torch.randn(TOKENS, 96), sampling(report=False, start_percent=0.25)
     for sigma in SIGMAS[:3]:
         run_pass(session, model, x, sigma=sigma)
     attn = model.blocks[0].attn
-    assert attn.made == [TOKENS, 256, 256, 188, 256, 256, 188] and not session.wholes
+    assert attn.projected == [TOKENS, 256, 256, 188, 256, 256, 188] and not session.wholes
     assert "2 reference · 8b · in slices" in labels(session)
 
 
-def test_calls_are_compared_with_comfyuis_attention_projections_and_all() -> None:
+def test_the_timed_comparison_includes_the_projections() -> None:
     model, x, session = Model(4), torch.randn(TOKENS, 96), sampling()
     run_pass(session, model, x)
-    assert [block.attn.made.count(TOKENS) for block in model.blocks] == [0, 1, 1, 0]
+    assert [block.attn.projected.count(TOKENS) for block in model.blocks] == [0, 1, 1, 0]
     speed = session.record.summary().speed
     assert speed is not None and speed.calls == 4
 
@@ -227,7 +227,7 @@ def foreign(x: torch.Tensor, rope_freqs: Any = None, transformer_options: Any = 
 
 
 @pytest.mark.parametrize("where", ["block", "attention", "class"])
-def test_the_function_of_another_pack_stays(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_function_of_another_pack_is_not_replaced(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, session = Model(), sampling()
     monkeypatch.setattr(foreign, "__module__", "custom_nodes.low-vram.nodes")
     if where == "class":
@@ -238,7 +238,7 @@ def test_the_function_of_another_pack_stays(where: str, monkeypatch: pytest.Monk
         module.forward = foreign
     run_pass(session, model, torch.randn(TOKENS, 96))
     assert dict(session.wholes) == {"[SA-324] low-vram has put a function of its own into the model's blocks": 1}
-    assert model.blocks[1].attn.made in ([TOKENS], [])
+    assert model.blocks[1].attn.projected in ([TOKENS], [])
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_the_function_of_another_pack_stays(where: str, monkeypatch: pytest.Monk
     ],
     ids=str,
 )
-def test_where_they_cannot_be_the_call_is_whole(options: dict[str, Any], reason: str) -> None:
+def test_options_that_rule_out_slices(options: dict[str, Any], reason: str) -> None:
     model, x, session = Model(), torch.randn(TOKENS, 96), sampling(**options)
     expected = plainly(model, x)
     for _ in range(2):
@@ -261,7 +261,7 @@ def test_where_they_cannot_be_the_call_is_whole(options: dict[str, Any], reason:
     assert f"q, k and v of 4 calls were not sliced: [SA-324] {reason}" in report([session])
 
 
-def test_blocks_of_vace_make_slices() -> None:
+def test_blocks_of_vace_are_sliced_too() -> None:
     model, x, session = Model(), torch.randn(TOKENS, 96), sampling(report=False)
     expected = plainly(model, x)
     model.vace_blocks, model.blocks = model.blocks[1:], model.blocks[:1]
@@ -269,8 +269,8 @@ def test_blocks_of_vace_make_slices() -> None:
     assert labels(session) == ["2 reference · 8b · in slices"]
 
 
-def test_the_slices_of_a_node_are_no_other_packs_to_the_next_one() -> None:
-    """The second node looks at the model while the first one's functions are in it."""
+def test_a_second_node_knows_the_first_ones_functions() -> None:
+    """The second node inspects the model while the first one's functions are on it."""
     model, x, first = Model(), torch.randn(TOKENS, 96), sampling(report=False)
     second = session_with(make_override(first), 1, guard=True)
     second.begin_sampling(SIGMAS, times_calls=False)
@@ -288,20 +288,20 @@ def test_the_slices_of_a_node_are_no_other_packs_to_the_next_one() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "sliced"), [(2 * SLICE - 1, ""), (2 * SLICE, " · in slices")])
-def test_two_full_slices_are_slices_and_shorter_calls_are_whole(tokens: int, sliced: str) -> None:
+def test_only_calls_of_at_least_two_full_slices_are_sliced(tokens: int, sliced: str) -> None:
     model, x, session = Model(), torch.randn(tokens, 96), sampling(report=False)
     assert close(run_pass(session, model, x), plainly(model, x))
     assert labels(session) == [f"2 reference · 8b{sliced}"] and not session.wholes
 
 
-def test_another_attention_behind_the_node_gets_wholes() -> None:
+def test_a_later_packs_attention_gets_whole_calls() -> None:
     model, x, session = Model(), torch.randn(TOKENS, 96), sampling()
-    behind: Any = SimpleNamespace(container_function=plain)
-    assert torch.equal(run_pass(session, model, x, behind), plainly(model, x))
+    later: Any = SimpleNamespace(container_function=plain)
+    assert torch.equal(run_pass(session, model, x, later), plainly(model, x))
 
 
-def test_values_beyond_the_first_slices_room_are_computed_again_as_wholes() -> None:
-    """The pass is repeated, as the guard does it; the rest of the sampling has no slices."""
+def test_a_pass_whose_values_exceed_the_first_slices_head_room_is_rerun_whole() -> None:
+    """The guard repeats the pass; the rest of the sampling has no slices."""
     model, x, session = Model(), torch.randn(TOKENS, 96), sampling()
     x[400] *= 500.0
     expected = run_pass(sampling(guard=False), model, x)
@@ -314,7 +314,7 @@ def test_values_beyond_the_first_slices_room_are_computed_again_as_wholes() -> N
 
 
 def failing(error: Exception, after: int) -> Callable[..., None]:
-    """An `add` that fails behind so many slices."""
+    """An `add` that takes `after` slices and then fails."""
     taken = 0
 
     def add(self: ReferenceSlices, *tensors: torch.Tensor) -> None:
@@ -328,8 +328,8 @@ def failing(error: Exception, after: int) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_what_fails_in_slices_is_computed_as_a_whole(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Until the next sampling, which tries slices again."""
+def test_a_call_that_fails_in_slices_is_computed_whole(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """The next sampling tries slices again."""
     model, x, session = Model(1), torch.randn(TOKENS, 96), sampling(report=False)
     expected = plainly(model, x)
     with monkeypatch.context() as patched:
@@ -338,13 +338,13 @@ def test_what_fails_in_slices_is_computed_as_a_whole(monkeypatch: pytest.MonkeyP
             assert close(run_pass(session, model, x), expected)
     assert labels(session) == ["2 reference · 8b"] and session.record.summary().layers == 1
     assert "quantizing in slices failed: must be of self-attention" in report([session])
-    assert model.blocks[0].attn.made == [256] * (1 + after) + [TOKENS] * 2  # it is tried once
+    assert model.blocks[0].attn.projected == [256] * (1 + after) + [TOKENS] * 2  # slices are tried once
     session.begin_sampling(SIGMAS, times_calls=False)
     run_pass(session, model, x)
     assert labels(session) == ["1 reference · 8b · in slices"] and "not sliced" not in report([session])
 
 
-def test_a_lack_of_memory_is_comfyuis_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_slices_is_raised_to_comfyui(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReferenceSlices, "add", failing(torch.cuda.OutOfMemoryError("no memory"), 1))
     model, x, session = Model(), torch.randn(TOKENS, 96), sampling()
     before = x.clone()

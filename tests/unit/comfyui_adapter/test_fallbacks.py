@@ -47,8 +47,8 @@ def test_fallback_is_counted_with_its_reason(
     assert reasons(summary)[0]
 
 
-def test_calls_with_a_mask_are_served_where_only_the_masks_of_others_are_not_trusted() -> None:
-    """As those of LTX's guides, which bear the flag of calls in full precision."""
+def test_calls_with_a_mask_are_served_despite_low_precision_attention_false() -> None:
+    """LTX passes the flag for its guides because it distrusts the mask support of another package's kernels."""
     session, (q, k, v) = session_with(), qkv()
     mask = torch.linspace(-3.0, 0.0, 64).view(1, 1, 1, 64)
     out = call(session, q, k, v, 2, mask=mask, low_precision_attention=False)
@@ -59,7 +59,7 @@ def test_calls_with_a_mask_are_served_where_only_the_masks_of_others_are_not_tru
 
 
 def serve_failing(monkeypatch: pytest.MonkeyPatch, error: Exception, plans: bool) -> None:
-    """plans: the backend fails while it plans, as kernels do that the driver cannot load."""
+    """plans: the backend fails while it plans, like kernels that the driver cannot load."""
     if plans:
         monkeypatch.setattr(ReferenceBackend, "bind", raising(error))
     else:
@@ -80,11 +80,11 @@ def test_failing_backend_falls_back_and_warns_once(
     assert reasons(session.record.summary()) == [f"[SA-310] {what} failed: no image for this device"]
     assert len(caplog.records) == 1
     monkeypatch.undo()
-    assert not torch.equal(call(session, *qkv(72), 2), torch.ones(1, 72, 128)), "what failed may succeed"
+    assert not torch.equal(call(session, *qkv(72), 2), torch.ones(1, 72, 128)), "a failed call is tried again"
 
 
-def test_what_a_backend_tried_in_vain_is_not_comfyuis_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time has that of the attempt in it: nothing is compared with it."""
+def test_a_fallback_after_a_failed_attempt_is_not_comfyuis_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time includes the attempt, so nothing is compared with it."""
 
     def full(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return torch.full_like(q, 2.0)
@@ -100,7 +100,7 @@ def test_what_a_backend_tried_in_vain_is_not_comfyuis_time(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError], ids=["torch's", "CUDA's"])
 @pytest.mark.parametrize("plans", [True, False], ids=["while planning", "in the call"])
-def test_out_of_memory_is_comfyuis_business(
+def test_out_of_memory_is_raised_to_comfyui(
     monkeypatch: pytest.MonkeyPatch, plans: bool, error: type[RuntimeError]
 ) -> None:
     serve_failing(monkeypatch, error("CUDA error: out of memory"), plans)
@@ -108,14 +108,14 @@ def test_out_of_memory_is_comfyuis_business(
         call(session_with(), *qkv(72), 2)
 
 
-def test_the_first_torch_that_comfyui_takes_falls_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2.4 has the error of a full memory in torch.cuda only."""
+def test_a_call_falls_back_with_the_oldest_torch_that_comfyui_supports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.4 has OutOfMemoryError only in torch.cuda."""
     serve_by(monkeypatch, raising(RuntimeError("no image for this device")))
     monkeypatch.delattr(torch, "OutOfMemoryError")
     assert torch.equal(call(session_with(), *qkv(), 2), torch.ones(1, 64, 128))
 
 
-def test_measuring_without_memory_leaves_the_sampling_alone(
+def test_measuring_without_memory_does_not_stop_the_sampling(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fail = raising(torch.OutOfMemoryError("out of memory"))
@@ -129,8 +129,8 @@ def test_measuring_without_memory_leaves_the_sampling_alone(
     assert len(caplog.records) == 2
 
 
-def test_the_calls_own_scale_is_served() -> None:
-    """A call that is refused says nothing about the next, and none is taken for one of another scale."""
+def test_a_call_is_served_with_its_own_scale() -> None:
+    """A refused call does not affect the next one, and calls of different scales are not confused."""
     session, (q, k, v) = session_with(), qkv()
     outs = [call(session, q, k, v, 2, scale=scale) for scale in (0.25, -1.0, None, 0.5)]
     assert torch.equal(outs[1], torch.ones_like(q)) and "SA-205" in reasons(session.record.summary())[0]
@@ -140,7 +140,7 @@ def test_the_calls_own_scale_is_served() -> None:
         assert torch.equal(out, expected.flatten(2))
 
 
-def test_a_mask_that_is_trained_gets_its_gradient() -> None:
+def test_a_trained_mask_gets_its_gradient() -> None:
     def added(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
@@ -169,14 +169,14 @@ def test_passes_outside_of_a_sampling_are_served_and_not_recorded() -> None:
     assert replace(session.record.summary(), names=()) == empty.summary()
 
 
-def test_quality_is_measured_per_layer_and_step_and_nothing_blurs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_autocast_nor_other_packs_change_the_measured_quality(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, agreements = qkv(), []
     for autocast in (False, True):
         session = session_with(measures_quality=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             call(session, *tensors, 2, sigma=0.5)
         agreements.append(session.record.summary().agreement)
-        # Other packs put their attention in torch's place.
+        # Other packs replace torch's attention.
         monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", raising(AssertionError()))
     assert list(agreements[0]) == [(0, 2)]
     assert 0.999 < agreements[0][0, 2].cosine < 1.0 and 0.0 < agreements[0][0, 2].relative_l1 < 0.06
@@ -184,7 +184,7 @@ def test_quality_is_measured_per_layer_and_step_and_nothing_blurs_it(monkeypatch
 
 
 class WithoutFloat64(TorchDispatchMode):
-    """As Apple's and some of Intel's GPUs."""
+    """Like Apple's and some of Intel's GPUs."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -200,38 +200,38 @@ def test_quality_is_measured_without_float64() -> None:
 
 @pytest.mark.parametrize("measures_quality", [False, True])
 def test_a_report_times_comfyui_twice_for_each_form(measures_quality: bool) -> None:
-    """So that it knows the speed whether or not it measures closeness."""
+    """The report knows the speed whether or not it measures closeness."""
     session = session_with(measures_quality=measures_quality)
-    asked = []
+    lengths = []
 
     def counting(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        asked.append(q.shape[1])
+        lengths.append(q.shape[1])
         return ones(q, *args, **kwargs)
 
     for length in (64, 32, 64, 64, 32, 64, 32):
         call(session, *qkv(length), 2, func=counting)
-    assert asked == [64, 64, 32, 32]
+    assert lengths == [64, 64, 32, 32]
     speed = session.record.summary().speed
     assert speed is not None and speed.calls == 7
     assert session.record.summary().calls == 7
 
 
-def test_a_sampling_whose_closeness_is_measured_is_timed_without_a_report() -> None:
+def test_measuring_quality_times_a_sampling_without_a_report() -> None:
     session = session_with()
     session.begin_sampling(SIGMAS, times_calls=False, measures_quality=True)
     call(session, *qkv(), 2)
     assert session.record.summary().timed_calls == 1
 
 
-def test_an_earlier_nodes_time_is_not_comfyuis() -> None:
-    """With a node before, what is left is that node's: nothing is timed that would count as ComfyUI's attention."""
-    asked = []
+def test_the_time_of_an_earlier_node_is_not_comfyuis() -> None:
+    """An earlier node gets the calls that this one leaves, so their time does not count as that of ComfyUI."""
+    lengths = []
 
     def previous(func: Any, q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        asked.append(q.shape[1])
+        lengths.append(q.shape[1])
         return torch.ones_like(q)
 
     session = session_with(previous, measures_quality=True, end_percent=0.5)
     for sigma in (1.0, 1.0, 0.25, 0.25):
         call(session, *qkv(), 2, sigma=sigma)
-    assert len(asked) == 2 and session.record.summary().speed is None
+    assert len(lengths) == 2 and session.record.summary().speed is None

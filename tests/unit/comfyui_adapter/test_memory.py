@@ -1,4 +1,4 @@
-"""Nothing on the device that is made inside of the model's blocks outlives them: ComfyUI's dynamic VRAM forbids it."""
+"""No device tensor that is made inside a block of the model outlives it: ComfyUI's dynamic VRAM forbids that."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class Allocations(TorchDispatchMode):
-    """The tensors that came out of operators within it."""
+    """Collects the tensors that operators return within it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -38,14 +38,14 @@ class Allocations(TorchDispatchMode):
         return out
 
     def alive(self) -> set[int]:
-        """The memory of those that are still there."""
+        """The addresses of the tensors that are still alive."""
         gc.collect()
         tensors = (tensor() for tensor in self._made)
         return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor is not None and tensor.numel()}
 
 
 def block(session: Session, calls: int = 1) -> Allocations:
-    """One block of a model with these attention calls, whose outputs it does not keep."""
+    """Run a block of a model that makes `calls` attention calls and keeps no output."""
     override = make_override(session)
     tensors = qkv()
     allocations = Allocations()
@@ -65,7 +65,7 @@ def test_nothing_of_a_guarded_call_outlives_its_block(check_at_end: bool) -> Non
         assert block(session).alive() <= {model_pass.nonfinite.untyped_storage().data_ptr()}
 
 
-def test_the_flag_of_the_pass_is_the_one_that_calls_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_set_the_flag_of_their_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = []
 
     def recording(q: torch.Tensor, *args: Any, nonfinite: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
@@ -101,8 +101,8 @@ def test_nothing_of_a_measured_call_outlives_its_block() -> None:
     assert all(0.99 < agreement.cosine <= 1.0 for agreement in agreements.values())
 
 
-def test_a_pass_may_have_more_calls_than_the_one_before() -> None:
-    """For whose comparisons there is room."""
+def test_a_pass_may_have_more_calls_than_the_previous_one() -> None:
+    """The pass's tensor has room only for the comparisons of as many calls as before."""
     session = session_with(measures_quality=True)
     for sigma, calls in zip(SIGMAS, (1, 3), strict=False):
         with model_passes.running(0, model_pass := session.begin_pass(sigma, CPU, {})):
@@ -113,7 +113,7 @@ def test_a_pass_may_have_more_calls_than_the_one_before() -> None:
 
 
 class Recorder:
-    """ComfyUI's dynamic VRAM: whether it records now, and whether it did at each look."""
+    """ComfyUI's dynamic VRAM: `records` says whether it records allocations now, `seen` whether it did at each look."""
 
     def __init__(self) -> None:
         self.records = True
@@ -139,7 +139,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 @pytest.mark.parametrize("settings", [{"guard": True}, {"measures_quality": True}], ids=str)
-def test_what_is_made_for_a_pass_and_comparisons_are_not_recorded(
+def test_tensors_of_a_pass_and_comparisons_are_not_recorded(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     session, measure = session_with(**settings), quality.measure
@@ -163,7 +163,7 @@ def test_what_is_made_for_a_pass_and_comparisons_are_not_recorded(
     assert not any(recorder.seen) and recorder.records
 
 
-def test_other_versions_of_comfyui_record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comfyui_versions_that_record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     install_module(monkeypatch, "comfy.model_prefetch")
     with memory.unrecorded():
         pass

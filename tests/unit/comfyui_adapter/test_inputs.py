@@ -1,4 +1,4 @@
-"""Values that another node gives to an input, against ComfyUI's names of the types."""
+"""Values that another node passes to an input, checked against ComfyUI's names of types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from comfy_sage2.comfyui.settings import Settings
 from .test_patch import Patcher
 
 MODEL = Patcher()
-# By type: values that a node takes as they are, and values that it refuses.
+# By type: values that a node accepts, and values that it refuses.
 CASES: dict[str, tuple[list[Any], list[Any]]] = {
     "MODEL": ([MODEL], [None, "model.safetensors", torch.nn.Linear(1, 1), {}]),
     "SAGE2_OPTIONS": ([None, Settings()], ["", "8b", {}, MODEL]),
@@ -30,7 +30,7 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
 
 
 @pytest.mark.parametrize(("kind", "value"), [(kind, value) for kind, (taken, _) in CASES.items() for value in taken])
-def test_a_value_of_the_type_is_taken(kind: str, value: Any) -> None:
+def test_a_value_of_the_type_is_accepted(kind: str, value: Any) -> None:
     taken = checked_input(kind, "name", value)
     assert taken == value
     if kind in ("BOOLEAN", "FLOAT"):
@@ -42,7 +42,7 @@ def test_a_value_of_the_type_is_taken(kind: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "value"), [(kind, value) for kind, (_, refused) in CASES.items() for value in refused]
 )
-def test_another_value_is_refused_in_a_line_that_names_the_input(kind: str, value: Any) -> None:
+def test_another_value_is_refused_in_one_line_that_names_the_input(kind: str, value: Any) -> None:
     with pytest.raises(
         ValueError, match=r"^\[SA-401\] the input dense_percent must be .*, got .*link another output$"
     ) as raised:
@@ -52,5 +52,5 @@ def test_another_value_is_refused_in_a_line_that_names_the_input(kind: str, valu
 
 @pytest.mark.parametrize("value", [None, 5, {"any": "thing"}])
 @pytest.mark.parametrize("kind", ["COMBO", "LATENT", "IMAGE"])
-def test_what_others_check_or_pass_on_is_not_checked_here(kind: str, value: Any) -> None:
+def test_values_of_other_types_are_not_checked(kind: str, value: Any) -> None:
     assert checked_input(kind, "name", value) is value

@@ -1,4 +1,4 @@
-"""Options of the kernels that the node chooses, what calls with them give, and backends that lack one."""
+"""Options of the kernels that the node chooses, and the outputs of calls with them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def served(**options: Any) -> tuple[torch.Tensor, list[torch.Tensor], str, Session]:
-    """The output, the q, k and v of a call with these options as (B, H, N, D), who served it, and its session."""
+    """A call with these options: its output, its q, k and v, all (B, H, N, D), its label in the report, its session."""
     session, tensors = session_with(**options), qkv()
     out = call(session, *tensors, 2)
     session.end_sampling()
@@ -33,7 +33,7 @@ def served(**options: Any) -> tuple[torch.Tensor, list[torch.Tensor], str, Sessi
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "4b"}, {"smooth_v": True}, {"mode": "auto"}], ids=str)
-def test_the_report_names_half_precision(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+def test_the_report_names_fp16_accumulators(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     monkeypatch.setattr(accumulators, "_of_device", lambda device: "fp16")
     *_, label, session = served(**options)
     assert label.endswith(" · FP16 accumulators") and "FP16 accumulators" in session_report(session)
@@ -42,7 +42,7 @@ def test_the_report_names_half_precision(monkeypatch: pytest.MonkeyPatch, option
 
 @pytest.mark.parametrize("rotate", ["off", "on", "auto"])
 @pytest.mark.parametrize("mode", ["8b", "4b"])
-def test_every_call_is_rotated_as_the_node_says(mode: str, rotate: str) -> None:
+def test_the_option_rotate_decides_for_every_call(mode: str, rotate: str) -> None:
     out, (q, k, v), label, _ = served(mode=mode, rotate=rotate)
     chosen = ReferenceOptions.of(AttentionOptions(mode=mode, rotate=rotate))
     assert torch.equal(out, reference_attention(q, k, v, chosen)[0])
@@ -51,7 +51,7 @@ def test_every_call_is_rotated_as_the_node_says(mode: str, rotate: str) -> None:
 
 @pytest.mark.parametrize("smooth_v", [False, True])
 def test_the_node_computes_in_precise(smooth_v: bool) -> None:
-    """Its values are not quantized, so that there is nothing to smooth, and nothing to report as smoothed."""
+    """Mode precise does not quantize V, so there is nothing to smooth, and nothing to report as smoothed."""
     options: dict[str, Any] = {"mode": "precise", "smooth_v": smooth_v, "rotate": "on"}
     title = "mode precise, rotation in all heads, always quantized, no guard, backend reference"
     assert settings(**options).describe() == title

@@ -1,4 +1,4 @@
-"""What calls are called, which calls are self-attention, and what follows from both, without ComfyUI."""
+"""The names of calls, which calls are self-attention, and what depends on both, without ComfyUI."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ CPU = torch.device("cpu")
         ({"block_index": 1, "block_type": "\x1b[2J" + "x" * 99}, "\\x1b[2J" + "x" * 16 + " block 1"),
     ],
 )
-def test_blocks(options: dict[str, Any], name: str | None) -> None:
+def test_names_of_blocks(options: dict[str, Any], name: str | None) -> None:
     assert block_of(options) == name
 
 
 def attend(session: Session, options: list[dict[str, Any]], keys: list[int] | None = None, sigma: float = 1.0) -> None:
-    """A pass with one call of 64 queries for each of the options that the model sets."""
+    """A pass with one call of 64 queries for each entry of `options`, which the model sets."""
     override = make_override(session)
     with model_passes.running(session.slot, model_pass := session.begin_pass(sigma, CPU, {})):
         for number, entry in enumerate(options):
@@ -70,7 +70,7 @@ def test_prompts_of_a_pass(options: dict[str, Any], prompts: tuple[str, ...]) ->
 
 
 def test_names_of_a_pass() -> None:
-    """Calls without a block count among themselves; several calls of a kind in a block are numbered."""
+    """Calls without a block have their own count; several calls of a kind in a block are numbered."""
     session = session_with()
     attend(session, [{}, {}, *blocks(0, 0, 0, 1), {}], keys=[64, 64, 64, 32, 16, 64, 64])
     names = [session.record.summary().layer_name(layer) for layer in range(7)]
@@ -79,7 +79,7 @@ def test_names_of_a_pass() -> None:
     assert session.record.summary().names == tuple(names)
 
 
-def test_a_pass_that_leaves_blocks_out_keeps_the_numbers() -> None:
+def test_a_pass_that_leaves_out_blocks_keeps_the_numbers_of_layers() -> None:
     session = session_with()
     for numbers in ((0, 1, 2, 3), (0, 3), (0, 1, 2, 3, 4)):
         attend(session, blocks(*numbers))
@@ -87,10 +87,10 @@ def test_a_pass_that_leaves_blocks_out_keeps_the_numbers() -> None:
     assert summary.layers == 5 and summary.calls == 11
     session.begin_sampling(SIGMAS)
     attend(session, blocks(1))
-    assert session.record.summary().layer_name(0) == "block 1 self", "each sampling begins anew"
+    assert session.record.summary().layer_name(0) == "block 1 self", "each sampling names its layers anew"
 
 
-def test_earlier_nodes_name_calls_that_they_do_not_see_alike() -> None:
+def test_earlier_nodes_name_the_calls_that_they_do_not_see() -> None:
     first = session_with(start_percent=0.5)
     second = session_with(make_override(first), 1, start_percent=0.5)
     last = node_session(settings(apply_to="self only"), 2, make_override(second))
@@ -108,8 +108,8 @@ def call_of(q: torch.Tensor, k: torch.Tensor, **options: Any) -> AttentionCall:
     return AttentionCall(q, k, k, 4, **options)
 
 
-def test_as_many_tokens_or_more_queries() -> None:
-    """Fused projections are no parts of each other."""
+def test_self_attention_has_as_many_keys_as_queries() -> None:
+    """q of a fused projection is not a part of longer queries."""
     for q in (torch.randn(2, 64, 128), torch.randn(2, 64, 3 * 128).chunk(3, dim=-1)[0]):
         assert is_self_attention(call_of(q, torch.randn(2, 64, 128)), {})
         assert not is_self_attention(call_of(q, torch.randn(2, 32, 128)), {}, cross_attends=False)
@@ -119,8 +119,8 @@ def test_as_many_tokens_or_more_queries() -> None:
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("heads_first", [False, True])
 @pytest.mark.parametrize("copied", [False, True])
-def test_a_part_of_the_queries(batch: int, heads_first: bool, copied: bool) -> None:
-    """LTX's guides and HiDream-O1's generated part attend to all tokens, Wan Animate 2's frames to more than those."""
+def test_a_part_of_the_queries_is_self_attention(batch: int, heads_first: bool, copied: bool) -> None:
+    """LTX's guides and HiDream-O1's generated part attend to all tokens, Wan Animate 2's frames to even more."""
     whole = torch.randn(batch, 4, 64, 32).transpose(1, 2) if copied else torch.randn(batch, 64, 4, 32)
     part = whole[:, 16:48]
 
@@ -130,27 +130,27 @@ def test_a_part_of_the_queries(batch: int, heads_first: bool, copied: bool) -> N
             return is_self_attention(call_of(part.transpose(1, 2), k.transpose(1, 2), skip_reshape=True), {})
         return is_self_attention(call_of(part.flatten(2), k.flatten(2)), {})
 
-    if copied and not heads_first:  # flattened, which copies: nothing tells that it is a part
+    if copied and not heads_first:  # flattening copies, so nothing shows that it is a part
         assert not is_self(64)
     else:
         assert is_self(64) and is_self(80)
-        assert not is_self(48), "queries in chunks, for memory, and fewer keys than there are queries"
+        assert not is_self(48), "queries in chunks, to save memory, and fewer keys than queries"
 
 
-def test_tensors_of_functorch_have_no_memory_to_look_at() -> None:
+def test_tensors_of_functorch_have_no_memory_to_compare() -> None:
     q, k = torch.randn(1, 32, 128), torch.randn(1, 64, 128)
-    asked: list[bool] = []
+    answers: list[bool] = []
 
     def attend(q: torch.Tensor) -> torch.Tensor:
-        asked.append(is_self_attention(call_of(q, k), {}))
+        answers.append(is_self_attention(call_of(q, k), {}))
         return q
 
     torch.vmap(attend)(q[None])
-    assert asked == [False]
+    assert answers == [False]
 
 
-def test_keys_of_earlier_frames() -> None:
-    """Wan's autoregressive sampling keeps keys, and says where."""
+def test_cached_keys_of_earlier_frames_are_self_attention() -> None:
+    """Wan's autoregressive sampling caches keys, and its options name the caches."""
     cache = torch.randn(1, 96, 4, 32)
     q, k = torch.randn(1, 32, 128), cache[:, :64].view(1, 64, 128)
     state = {"ar_state": {"start_frame": 0, "kv_caches": [{"k": torch.randn(1, 96, 4, 32)}, {"k": cache}]}}
@@ -170,7 +170,7 @@ def test_a_model_without_cross_attention() -> None:
     assert not ModelModules.of(torch.nn.Sequential(torch.nn.Linear(1, 1))).cross_attend
 
 
-def test_a_layer_that_a_model_calls_twice_is_a_single_layer() -> None:
+def test_a_layer_that_a_model_has_twice_counts_once() -> None:
     layer = torch.nn.Module()
     layer.comfy_attention = torch.nn.Module()
     assert list(ModelModules.of(torch.nn.Sequential(layer, layer)).declaring) == [layer.comfy_attention]

@@ -1,4 +1,4 @@
-"""Every form in which ComfyUI's models call attention, through the override, against plain attention."""
+"""Every form in which ComfyUI's models call attention, through the override, compared with plain attention."""
 
 from __future__ import annotations
 
@@ -90,15 +90,15 @@ def test_layouts_and_dtypes(skip: bool, skip_output: bool, positional: bool, dty
 
 @pytest.mark.parametrize("skip_output", [True, False])
 @pytest.mark.parametrize("split", ["v", "k", "k and v"])
-def test_keys_and_values_with_their_heads_apart(split: str, skip_output: bool) -> None:
+def test_keys_and_values_with_a_dimension_of_heads(split: str, skip_output: bool) -> None:
     """Stable Diffusion 3 passes q and k as (B, N, H * D), and v as a strided (B, N, H, D)."""
     q, k, v = tensors()
     expected = plain(q, k, v, HEADS, skip_reshape=True, skip_output_reshape=skip_output)
-    given = [flattened(q), flattened(k), flattened(v)]
+    inputs = [flattened(q), flattened(k), flattened(v)]
     for number, tensor in ((1, k), (2, v)):
         if "qkv"[number] in split.split(" and "):
-            given[number] = tensor.transpose(1, 2)
-    out, shares = served(refuse, *given, HEADS, settings=settings(), skip_output_reshape=skip_output)
+            inputs[number] = tensor.transpose(1, 2)
+    out, shares = served(refuse, *inputs, HEADS, settings=settings(), skip_output_reshape=skip_output)
     assert out.shape == expected.shape
     assert torch.nn.functional.cosine_similarity(out.flatten(), expected.flatten(), dim=0) > 0.998
     assert [share.decision.backend for share in shares] == ["reference"]

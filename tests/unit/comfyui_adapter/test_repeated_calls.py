@@ -1,4 +1,4 @@
-"""Calls that are like one before: none is served by a decision that was made for another one."""
+"""Calls that resemble an earlier one: no call is served by a decision that was made for a different one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADS, HEAD_DIM = 2, 64
 
 
 def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Full precision of (B, N, H * D)."""
+    """Attention in full precision of (B, N, H * D)."""
     q, k, v = (tensor.double().unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     return out.transpose(1, 2).flatten(2)
@@ -34,7 +34,7 @@ def error(out: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def views(length: int = 64) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    """The same values in other places of memory."""
+    """The same values in other places in memory, or in another type."""
 
     def strided(tensor: torch.Tensor) -> torch.Tensor:
         memory = torch.full((*tensor.shape[:2], 3 * tensor.shape[2]), float("nan"))
@@ -51,12 +51,12 @@ def views(length: int = 64) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]
 
     return {
         "plain": lambda tensor: tensor, "strided": strided, "misaligned": misaligned,
-        "channels apart": with_channel_stride, "double": lambda tensor: tensor.half(),
+        "channels apart": with_channel_stride, "half": lambda tensor: tensor.half(),
     }  # fmt: skip
 
 
 def test_every_form_has_its_own_decision(fresh_seed: int) -> None:
-    """Calls of two lengths, in five forms each, in turn and twice over."""
+    """Two rounds of calls of two lengths, in five forms each."""
     torch.manual_seed(fresh_seed)
     session = session_with()
     for _ in range(2):
@@ -65,10 +65,10 @@ def test_every_form_has_its_own_decision(fresh_seed: int) -> None:
                 q, k, v = qkv(length)
                 mask = torch.rand(length, length) < 0.7
                 mask[:, 0] = True
-                for given in (None, mask, torch.zeros(length, length).masked_fill(~mask, -9.0)):
-                    as_double = given if given is None or given.dtype == torch.bool else given.double()
+                for each in (None, mask, torch.zeros(length, length).masked_fill(~mask, -9.0)):
+                    as_double = each if each is None or each.dtype == torch.bool else each.double()
                     expected = exact(q, k, v, as_double)
-                    out = call(session, view(q), view(k), view(v), HEADS, mask=given)
+                    out = call(session, view(q), view(k), view(v), HEADS, mask=each)
                     assert error(out, expected) < 0.1, (name, length)
                     assert out.shape == q.shape and out.is_contiguous()
     assert all(share.decision.backend == "reference" for share in session.record.summary().shares)
@@ -81,18 +81,18 @@ def test_every_form_has_its_own_decision(fresh_seed: int) -> None:
         ({"scale": True}, "[SA-205]"), ({"mask": torch.ones(3, 5, dtype=torch.bool)}, "[SA-204]"),
     ],
 )  # fmt: skip
-def test_an_argument_that_the_call_before_had_not(changes: dict[str, Any], code: str) -> None:
+def test_an_argument_that_the_previous_call_lacked(changes: dict[str, Any], code: str) -> None:
     session, tensors = session_with(), qkv()
-    for given, is_served in (({}, True), (changes, False), ({}, True), ({"scale": 1.0}, True), (changes, False)):
-        out = call(session, *tensors, HEADS, **given)
-        assert (out != 1.0).any() == is_served, given
+    for arguments, is_served in (({}, True), (changes, False), ({}, True), ({"scale": 1.0}, True), (changes, False)):
+        out = call(session, *tensors, HEADS, **arguments)
+        assert (out != 1.0).any() == is_served, arguments
     assert [reason[: len(code)] for reason in reasons(session.record.summary())] == [code]
 
 
 def test_heads_and_layouts_are_part_of_the_form(fresh_seed: int) -> None:
     torch.manual_seed(fresh_seed)
     session = session_with()
-    q, k, v = torch.randn(3, 1, 4, 32, 32).unbind()  # as (B, H, N, D); its first dimensions could be others
+    q, k, v = torch.randn(3, 1, 4, 32, 32).unbind()  # (B, H, N, D), a shape that fits other layouts too
     expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
     for _ in range(2):
         for reshaped in (False, True):
@@ -105,16 +105,16 @@ def test_heads_and_layouts_are_part_of_the_form(fresh_seed: int) -> None:
         assert error(call(session, q, k, v, heads), expected) < 0.1
 
 
-def test_a_call_in_training_behind_one_without() -> None:
+def test_a_call_in_training_after_one_without_gradients() -> None:
     session, tensors = session_with(), qkv()
     for place in (0, 1, 2):
         assert (call(session, *tensors, HEADS) != 1.0).any()
         trained = tensors[place].clone().requires_grad_()
-        given = [*tensors[:place], trained, *tensors[place + 1 :]]
-        call(session, *given, HEADS, func=added).sum().backward()
+        inputs = [*tensors[:place], trained, *tensors[place + 1 :]]
+        call(session, *inputs, HEADS, func=added).sum().backward()
         assert trained.grad is not None and (trained.grad == 1.0).all()
         with torch.no_grad():
-            assert (call(session, *given, HEADS) != 1.0).any()
+            assert (call(session, *inputs, HEADS) != 1.0).any()
     assert [reason[:8] for reason in reasons(session.record.summary())] == ["[SA-307]"]
 
 
@@ -139,26 +139,26 @@ def test_negative_views_and_dispatch_modes_are_seen(fresh_seed: int) -> None:
     assert mode.seen == 1
 
 
-def test_a_decision_ends_with_the_times_and_the_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_ends_when_times_or_backends_change(monkeypatch: pytest.MonkeyPatch) -> None:
     session, tensors = session_with(), qkv()
     before = call(session, *tensors, HEADS)
-    asked: list[int] = []
+    served: list[int] = []
 
-    def counted(*given: Any, **options: Any) -> torch.Tensor:
-        asked.append(1)
-        return reference_attention(*given, **options)
+    def counted(*tensors: Any, **options: Any) -> torch.Tensor:
+        served.append(1)
+        return reference_attention(*tensors, **options)
 
     serve_by(monkeypatch, counted)
-    assert torch.equal(call(session, *tensors, HEADS), before) and asked == [1]
+    assert torch.equal(call(session, *tensors, HEADS), before) and served == [1]
     backend = registry.get("reference")
     monkeypatch.setattr(type(backend), "reason_against", lambda self, signature: "[SA-103] gone")
-    assert torch.equal(call(session, *tensors, HEADS), before) and asked == [1, 1], "nothing was said to have changed"
+    assert torch.equal(call(session, *tensors, HEADS), before) and served == [1, 1], "store.changed was not called"
     store.changed()
-    assert (call(session, *tensors, HEADS) == 1.0).all() and asked == [1, 1]
+    assert (call(session, *tensors, HEADS) == 1.0).all() and served == [1, 1]
 
 
 def test_threads_that_call_at_once(fresh_seed: int) -> None:
-    """As ComfyUI drives several GPUs: each thread is in a pass of its own."""
+    """ComfyUI drives several GPUs like this: each thread runs its own pass."""
     torch.manual_seed(fresh_seed)
     session = session_with()
     inputs = [qkv(length) for length in (32, 64, 96, 128)]

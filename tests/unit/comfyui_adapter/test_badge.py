@@ -1,4 +1,4 @@
-"""What a node says in its title, and in sentences beside it."""
+"""A node's badge in its title, and its advice in sentences."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def session_on(device: torch.device, expected: Decision = BY_KERNEL, settings: S
 def sampled(
     session: Session, *shares: tuple[Decision, float], own: float | None = None, completed: bool = True
 ) -> None:
-    """A sampling of 10 s with a call of so many seconds for each decision; ComfyUI's attention takes `own` for each."""
+    """Record a sampling of 10 s with a call for each share; ComfyUI's attention would take `own` seconds for each."""
     session.begin_sampling([1.0, 0.5, 0.0])
     session.record.begin_pass(Watch(10.0))
     for step, (decision, seconds) in enumerate(shares):
@@ -64,13 +64,13 @@ def an_h100(monkeypatch: pytest.MonkeyPatch) -> None:
         ([], {}, ("unused: no attention call reached it", WARNING)),
     ],
 )
-def test_after_a_sampling(shares: Any, options: Any, words: tuple[str, str]) -> None:
+def test_badges_after_a_sampling(shares: Any, options: Any, words: tuple[str, str]) -> None:
     session = session_on(GPU)
     sampled(session, *shares, **options)
     assert badge(session) == words
 
 
-def test_without_a_sampling() -> None:
+def test_badges_without_a_finished_sampling() -> None:
     assert badge(session_on(GPU)) == ("8b · H100", PLAIN)
     for reason in (NO_KERNEL.reason, f"sm90: {NO_KERNEL.reason}; sm89: [SA-102] the driver is too old"):
         assert badge(session_on(GPU, Decision(reason=reason))) == ("unchanged: SA-104", WARNING)
@@ -82,7 +82,7 @@ def test_without_a_sampling() -> None:
     assert badge(stopped) == ("stopped before the first step", WARNING)
 
 
-def test_sentences_come_only_where_something_is_to_be_done() -> None:
+def test_there_is_advice_only_where_something_is_to_be_done() -> None:
     assert advice(session_on(GPU)) == advice(session_on(GPU, OFF, Settings("off"))) == ""
     assert advice(session_on(GPU, NO_KERNEL)) == f"The model passes through unchanged: {NO_KERNEL.reason}."
     assert advice(session_on(GPU, settings=Settings(notes=("[SA-401] so",)))) == "[SA-401] so"

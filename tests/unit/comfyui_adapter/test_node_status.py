@@ -1,4 +1,4 @@
-"""What the nodes last said, kept for the page and sent to it."""
+"""The last status of each node, kept for the page and sent to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE = {"workflow": {"id": "one", "nodes": []}}
 NODE, FASTER, NONE = "SageAttention2", Badge("2.1x · 8b · H100", GOOD), Badge("")
 
 
-def test_the_last_words_of_each_node_of_a_workflow() -> None:
+def test_the_last_status_of_each_node_of_a_workflow() -> None:
     sent: list[Entry] = []
     status = NodeStatus(sent.append)
     status.publish(NODE, "57:3", {"workflow": {"id": "two"}}, "run 1", "elsewhere", NONE)
@@ -25,8 +25,8 @@ def test_the_last_words_of_each_node_of_a_workflow() -> None:
     assert status.of_workflow("three") == []
 
 
-def test_a_report_of_an_earlier_run_is_told_as_that() -> None:
-    """From the moment that a node of the workflow is at work in another run until the report is made again."""
+def test_a_report_of_an_earlier_run_is_marked_as_such() -> None:
+    """From the first status of a node in another run until the report is made again."""
     sent: list[Entry] = []
     status = NodeStatus(sent.append)
 
@@ -55,19 +55,19 @@ def test_a_report_of_an_earlier_run_is_told_as_that() -> None:
         (None, PAGE),
     ],
 )
-def test_a_prompt_that_comes_from_no_page(node: object, extra: Any) -> None:
+def test_nodes_without_a_usable_workflow_have_no_status(node: object, extra: Any) -> None:
     status = NodeStatus()
     status.publish(NODE, node, extra, None, "text", NONE)
     assert status.of_workflow("one") == [] and status.of_workflow("x" * 101) == []
 
 
-def test_numbers_of_100_characters_are_kept() -> None:
+def test_ids_of_100_characters_are_kept() -> None:
     status = NodeStatus()
     status.publish(NODE, "1" * 100, {"workflow": {"id": "x" * 100}}, None, "text", NONE)
     assert [entry["node"] for entry in status.of_workflow("x" * 100)] == ["1" * 100]
 
 
-def test_the_oldest_are_forgotten() -> None:
+def test_the_oldest_statuses_are_dropped() -> None:
     status = NodeStatus()
     for number in [*range(MOST), 0, MOST]:
         status.publish(NODE, str(number), PAGE, None, "text", NONE)

@@ -1,4 +1,4 @@
-"""What a report says of a sampling: its calls, their time and their closeness to full precision."""
+"""The report of a sampling: its calls, their time and their closeness to full precision."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def session_of(settings: Settings | None = None, expected: Decision = BY_KERNEL)
 
 
 def recorded(layers: int = 6, steps: int = 5, reasons: int = 1, ended: bool = True) -> Session:
-    """A session with a backend's calls, and one fallback a step for each of `reasons` reasons, with quality."""
+    """A session with measured calls of a backend, and in each step one fallback for each of `reasons` reasons."""
     session = session_of()
     session.begin_sampling([1.0 - step / steps for step in range(steps + 1)], measures_quality=True)
     session.record.begin_pass(start_timer(CPU))
@@ -46,7 +46,7 @@ def recorded(layers: int = 6, steps: int = 5, reasons: int = 1, ended: bool = Tr
     return session
 
 
-def test_report_counts_and_names_the_worst_layers() -> None:
+def test_the_report_counts_calls_and_names_the_worst_layers() -> None:
     text = report([recorded()])
     assert "30 attention calls: 25 in 8b, 5 by ComfyUI's attention; 5 steps, 6 attention layers." in text
     assert "sm90 · 8b: 25 calls" in text and "5 calls" in text and "reason 5" in text
@@ -54,7 +54,7 @@ def test_report_counts_and_names_the_worst_layers() -> None:
 
 
 class Watch(Timer):
-    """A stopwatch that shows a time of choice."""
+    """A timer that shows the given time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -67,7 +67,7 @@ class Watch(Timer):
 
 
 def timed(comfyui: tuple[float, ...], sample: float | None = None) -> Session:
-    """10 s of sampling with four calls of 1 s by a backend, and calls of one form by ComfyUI that took `comfyui`."""
+    """10 s of sampling: four calls of 1 s by a backend, and calls of the same form by ComfyUI that took `comfyui`."""
     session = session_of()
     session.begin_sampling([1.0, 0.0])
     session.record.begin_pass(Watch(10.0))
@@ -85,7 +85,7 @@ def timed(comfyui: tuple[float, ...], sample: float | None = None) -> Session:
 @pytest.mark.parametrize(
     "session", [timed((2.0, 2.0, 9.0)), timed((), sample=2.0)], ids=["calls of ComfyUI", "one call for comparison"]
 )
-def test_time_saved_is_what_comfyui_takes_for_the_same_calls(session: Session) -> None:
+def test_time_saved_is_measured_against_comfyui_for_the_same_calls(session: Session) -> None:
     speed = session.record.summary().speed
     assert speed is not None and (speed.calls, speed.other_seconds, speed.seconds) == (4, 8.0, 4.0)
     text = report([session])
@@ -94,15 +94,15 @@ def test_time_saved_is_what_comfyui_takes_for_the_same_calls(session: Session) -
 
 
 @pytest.mark.parametrize("first", [2.0, 100.0])
-def test_a_sample_of_the_steps_is_timed_and_stands_for_the_others(
+def test_a_sample_of_the_steps_is_timed_and_represents_the_others(
     monkeypatch: pytest.MonkeyPatch, first: float
 ) -> None:
-    """Ten calls in a step, every second of which takes twice as long and is left out of the last four of 24 steps.
+    """A step has ten calls; every second one takes twice as long and is missing in the last four of 24 steps.
 
-    In the very last step another one, which nobody timed. The very first one loads what the others find: it stands for
-    none of them.
+    One call of the very last step has a form that was not timed. The very first call also loads what the later ones
+    use, so it represents none of them.
     """
-    waits = [first, 1.0]  # of the first call, and before that of its pass
+    waits = [first, 1.0]  # taken from the end: by the first pass, then by its first call
     steps, layers = 24, 10
     sigmas = [1.0 - step / steps for step in range(steps + 1)]
     session = session_with()
@@ -127,15 +127,15 @@ def test_a_sample_of_the_steps_is_timed_and_stands_for_the_others(
     assert "60 of 220 calls were timed" in text and "; 1 do not count" in text
 
 
-def test_six_steps_are_timed_or_more() -> None:
+def test_at_least_six_steps_are_timed() -> None:
     session = session_of()
     for steps in range(1, 61):
         session.begin_sampling([1.0 - step / steps for step in range(steps + 1)])
         assert sum(map(session.record.times_step, range(steps))) >= min(steps, 6)
 
 
-def test_what_was_recorded_is_summed_up_once_when_the_sampling_is_over() -> None:
-    """For the log, the node's title and the report; while it runs, each question gets what is there."""
+def test_a_finished_sampling_is_summarized_once() -> None:
+    """The log, the node's title and the report share one summary. During the sampling, it has the calls so far."""
     session = recorded(layers=2, steps=2, ended=False)
     running = session.record.summary()
     session.record.add(0, 1, BY_KERNEL, Timer())
@@ -148,7 +148,7 @@ def test_what_was_recorded_is_summed_up_once_when_the_sampling_is_over() -> None
     assert (session.record.summary().calls, session.record.summary().layers) == (0, 0)
 
 
-def test_forecast_is_amdahls_law() -> None:
+def test_the_forecast_follows_amdahls_law() -> None:
     session = session_of()
     session.begin_sampling([1.0, 0.0])
     session.record.begin_pass(Watch(10.0))
@@ -162,8 +162,8 @@ def test_forecast_is_amdahls_law() -> None:
     assert "with ComfyUI's attention, attention is 71% of a step" in text and "than 3.5x faster" in text
 
 
-def test_time_of_several_gpus_is_set_beside_the_clock() -> None:
-    """Two GPUs work at the same time: their seconds of attention do not add up to those of the sampling."""
+def test_the_attention_times_of_several_gpus_are_averaged() -> None:
+    """Two GPUs work at the same time, so the sum of their attention times may exceed the time of the sampling."""
     session = session_of()
     session.begin_sampling([1.0, 0.0])
     for gpu in range(2):
@@ -179,8 +179,8 @@ def test_time_of_several_gpus_is_set_beside_the_clock() -> None:
     assert session.record.summary().devices == 1
 
 
-def test_quality_of_a_long_call_is_sampled_and_exact() -> None:
-    """Against a known error: an output scaled by 1.1 has cosine 1 and relative L1 0.1."""
+def test_quality_of_a_long_call_is_sampled_and_correct() -> None:
+    """The error is known: an output scaled by 1.1 has cosine 1 and relative L1 0.1."""
     q, k, v = torch.randn(2, 12, 700, 32), torch.randn(2, 4, 500, 32), torch.randn(2, 4, 500, 32)
     exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, scale=0.3)
     got = Agreement(*measure(1.1 * exact, q, k, v, scale=0.3, mask=None).tolist())
@@ -195,8 +195,8 @@ def test_quality_obeys_masks(shape: tuple[int, ...]) -> None:
     assert Agreement(*measure(exact, q, k, v, scale=None, mask=mask).tolist()).relative_l1 < 1e-5
 
 
-def test_events_count_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA gives milliseconds."""
+def test_a_timer_of_cuda_events_returns_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA returns milliseconds."""
 
     class Event:
         def __init__(self, enable_timing: bool) -> None:

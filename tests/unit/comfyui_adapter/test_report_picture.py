@@ -1,4 +1,4 @@
-"""The report's picture: its figures, its colors, and text that comes from outside."""
+"""The report's picture: its figures, its colors, and its long texts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def colors_of(image: Image.Image) -> Counter[Any]:
 
 
 def session_with_calls(*decisions: Decision) -> Session:
-    """A sampling of a call of 1 s for each decision."""
+    """A sampling with a call of 1 s for each decision."""
     session = session_of()
     session.begin_sampling([1.0, 0.0])
     session.record.begin_pass(Watch(10.0))
@@ -49,7 +49,7 @@ def session_with_calls(*decisions: Decision) -> Session:
     return session
 
 
-def test_the_figures_are_speed_closeness_and_who_computed() -> None:
+def test_the_figures_are_speed_closeness_and_attention() -> None:
     faster = summary_of((14.0, 5.0), 0.99989)
     assert figures(faster) == (
         ("1.9x faster", "10.0 s, was 19.0 s", GREEN),
@@ -67,8 +67,8 @@ def test_the_figures_are_speed_closeness_and_who_computed() -> None:
     assert figures(summary_of(backend="reference"))[2][:2] == ("8b", "by the slow reference")
 
 
-def test_the_bar_is_divided_as_the_time_is() -> None:
-    """Each mode has its color, whichever is the more frequent one."""
+def test_the_bar_is_divided_like_the_time() -> None:
+    """Each mode keeps its color, whichever is the more frequent one."""
     eight, four = BY_KERNEL, Decision("sm89", AttentionOptions("4b"))
     for decisions, ratio in (((eight, four, four, four), 3.0), ((four, eight, eight, eight), 1.0 / 3.0)):
         image, _ = draw([session_with_calls(*decisions)])
@@ -77,8 +77,8 @@ def test_the_bar_is_divided_as_the_time_is() -> None:
 
 
 @pytest.mark.parametrize("mode", USUAL_ERRORS)
-def test_the_chart_has_a_map_of_the_errors_by_what_is_usual(mode: str) -> None:
-    """Two kinds of attention beside each other; each cell has the color of its share of the mode's usual error."""
+def test_the_chart_maps_the_errors_relative_to_the_usual_ones(mode: str) -> None:
+    """Two kinds of attention, side by side; a cell's color shows its error as a share of the mode's usual error."""
     session, shares = session_of(), (0.0, 1.0, 2.0, 9.0, math.nan)
     session.begin_sampling([1.0 - step / len(shares) for step in range(len(shares) + 1)])
     decision = replace(BY_KERNEL, options=AttentionOptions(mode))
@@ -98,7 +98,7 @@ def test_the_chart_has_a_map_of_the_errors_by_what_is_usual(mode: str) -> None:
     assert chart.getpixel((MARGIN + width // 2, middle)) == colors[0]
 
 
-def test_a_text_that_is_too_long_is_shortened_and_not_left_out() -> None:
+def test_a_text_that_is_too_long_is_shortened() -> None:
     image, _ = draw([session_of(expected=Decision(reason="x" * 400))])
     shortened = image.crop((WIDTH - MARGIN - 60, 0, WIDTH - MARGIN, HEIGHT))
-    assert len(colors_of(shortened)) > 1  # the text goes on nearly to the margin
+    assert len(colors_of(shortened)) > 1  # the text extends nearly to the margin

@@ -1,4 +1,4 @@
-"""The report at a glance: its first words, and where the output was furthest from full precision."""
+"""The report at a glance: its first line, and the cell whose output was furthest from full precision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .test_report import BY_KERNEL, Watch, session_of
 def summary_of(
     speed: tuple[float, float] | None = None, cosine: float | None = None, backend: str | None = BY_KERNEL.backend
 ) -> Summary:
-    """Ten seconds of sampling. speed: seconds of calls by ComfyUI's attention and by the backend; None: it has none."""
+    """Ten seconds of sampling. speed: seconds of its calls by ComfyUI's attention and by the backend; None: unknown."""
     session = session_of()
     session.begin_sampling([1.0, 0.0])
     session.record.begin_pass(Watch(10.0))
@@ -53,7 +53,7 @@ FASTER, SLOWER, BY_REFERENCE = (14.0, 5.0), (1.0, 8.0), "no speed-up: the slow r
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_first_line_says_what_was_measured_and_what_not(summary: Summary, words: str) -> None:
+def test_the_first_line_says_what_was_and_was_not_measured(summary: Summary, words: str) -> None:
     assert verdict(summary) == words
 
 

@@ -1,4 +1,4 @@
-"""Nodes in a row on a stand-in for ComfyUI's ModelPatcher, and when a compiled model is compiled anew."""
+"""Nodes on a stand-in for ComfyUI's ModelPatcher: when a model is recompiled, and samplings without a pass."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def sampled(model: Patcher, compiled: bool = False, sampler: Callable[[], None] 
         wrapper(Executor(lambda *args: sampler(), guider), None, None, None, torch.tensor([1.0, 0.0]))
 
 
-def test_a_run_without_the_compiler_does_not_hide_a_change_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uncompiled_run_does_not_hide_a_change_from_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled without the node's attention, then run uncompiled with it, then compiled with it."""
     resets: list[None] = []
     monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(None))
@@ -66,18 +66,18 @@ def test_a_run_without_the_compiler_does_not_hide_a_change_from_it(monkeypatch: 
 
 
 class Interrupted(BaseException):
-    """As ComfyUI's, which is not an Exception in every version."""
+    """Like ComfyUI's class, which is not an Exception in every version."""
 
 
 def stopped() -> None:
     raise Interrupted
 
 
-def test_a_report_knows_how_far_a_sampling_without_a_pass_came() -> None:
+def test_the_report_says_how_a_sampling_without_a_pass_ended() -> None:
     model = patch_model(Patcher(), settings())
     (session,) = sessions_of(model)
-    told: list[str] = []
-    session.publish_status = lambda: told.append(session_headline(session))
+    texts: list[str] = []
+    session.publish_status = lambda: texts.append(session_headline(session))
     assert "nothing was sampled" in report([session]) and "yet" in report([session])
     sampled(model)
     assert "the sampling ended, and no pass of the model" in report([session])
@@ -85,6 +85,6 @@ def test_a_report_knows_how_far_a_sampling_without_a_pass_came() -> None:
         sampled(model, sampler=stopped)
     text = report([session])
     assert "the sampling failed or was interrupted before the model finished a pass" in text
-    assert "nothing was sampled" not in text + told[-1]
-    sampled(model, sampler=lambda: told.append(report([session])))
-    assert "the sampling is running, and the model has not finished a pass yet" in told[-2]
+    assert "nothing was sampled" not in text + texts[-1]
+    sampled(model, sampler=lambda: texts.append(report([session])))
+    assert "the sampling is running, and the model has not finished a pass yet" in texts[-2]

@@ -1,4 +1,4 @@
-"""What the run of ComfyUI's queue says: whether it has a report, and which nodes are beside ours."""
+"""The running prompt of ComfyUI's queue: whether it has a report, and which other nodes it has."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ REPORTED = {**SAMPLED, "4": node(REPORT)}
 
 
 def in_run(monkeypatch: pytest.MonkeyPatch, number: object) -> None:
-    """This thread is in the run of this number; None: in none."""
+    """Put this thread in the run with this number; None: in no run."""
     context = None if number is None else SimpleNamespace(prompt_id=number)
     install_module(monkeypatch, "comfy_execution.utils", get_executing_context=lambda: context)
 
 
 def queue_of(running: object) -> object:
-    """A server whose queue runs these."""
+    """A server whose queue has these running items."""
     return SimpleNamespace(prompt_queue=SimpleNamespace(currently_running=running))
 
 
@@ -49,15 +49,15 @@ def item(number: object, prompt: object, extra: object = None) -> tuple[object, 
     return (0, number, prompt, extra, ["4"], {})
 
 
-def test_what_the_page_sent_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_extra_data_that_the_page_sent_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node whose output is cached samples in runs of other workflows, too."""
     sent = {"workflow": {"id": "two"}}
     running = {1: item("first", SAMPLED, {"extra_pnginfo": {}}), 2: item("second", SAMPLED, {"extra_pnginfo": sent})}
     with_queue(monkeypatch, running)
     in_run(monkeypatch, "second")
     assert running_extra() == sent
-    nothing: tuple[object, ...] = (None, {}, [])
-    for extra in nothing:
+    empty: tuple[object, ...] = (None, {}, [])
+    for extra in empty:
         with_queue(monkeypatch, {1: item("second", SAMPLED, extra)})
         assert running_extra() is None
 
@@ -79,7 +79,7 @@ def test_the_number_of_the_run(monkeypatch: pytest.MonkeyPatch, number: object) 
 
 @pytest.mark.parametrize(("prompt", "read"), [(SAMPLED, False), (REPORTED, True), ({}, False)])
 def test_a_report_reads_times(monkeypatch: pytest.MonkeyPatch, prompt: object, read: bool) -> None:
-    """That of this run alone: several may run at once."""
+    """Only a report in this run does: several runs may be active at once."""
     other = SAMPLED if read else REPORTED
     in_run(monkeypatch, "mine")
     with_queue(monkeypatch, {0: item("other", other), 1: item("mine", prompt)})
@@ -89,7 +89,7 @@ def test_a_report_reads_times(monkeypatch: pytest.MonkeyPatch, prompt: object, r
 @pytest.mark.parametrize(
     ("inputs", "measures"),
     [({}, False), ({"measure_quality": False}, False), ({"measure_quality": True}, True)]
-    + [({"measure_quality": ["7", 0]}, False)],  # another node gives it, later than it is needed
+    + [({"measure_quality": ["7", 0]}, False)],  # another node computes it, too late
 )
 def test_a_report_says_whether_quality_is_measured(
     monkeypatch: pytest.MonkeyPatch, inputs: dict[str, Any], measures: bool
@@ -118,8 +118,8 @@ def test_a_report_says_whether_quality_is_measured(
     ],
     ids=repr,
 )
-def test_what_cannot_be_told_is_timed(monkeypatch: pytest.MonkeyPatch, server: object) -> None:
-    """A server or a queue of another version, or of another pack."""
+def test_a_run_with_an_unreadable_queue_is_timed(monkeypatch: pytest.MonkeyPatch, server: object) -> None:
+    """The server or the queue may be of another version, or of another pack."""
     in_run(monkeypatch, "run")
     install_module(monkeypatch, "server", PromptServer=SimpleNamespace(instance=server))
     assert reads_times() and notes_on_others() == ()

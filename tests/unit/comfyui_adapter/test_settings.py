@@ -1,4 +1,4 @@
-"""Choices that a workflow brings along: unknown ones, ones that this machine decides, and steps that cannot be."""
+"""Settings of a workflow: unknown choices, choices that depend on the machine, and impossible ranges of steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("value", ["2b", "", None, 8, ["8b"], np.zeros(2), "x" * 10**6, "\ud800\u202e\x00\n"])
 @pytest.mark.parametrize("name", CHOICES)
-def test_unknown_choice_gives_way_to_the_default_and_is_named(name: str, value: object) -> None:
+def test_an_unknown_choice_is_named_and_replaced_by_the_default(name: str, value: object) -> None:
     chosen, default = Settings().with_inputs({name: value}), getattr(Settings(), name)
     assert replace(chosen, notes=()) == Settings()
     (note,) = chosen.notes
@@ -33,7 +33,7 @@ def test_unknown_choice_gives_way_to_the_default_and_is_named(name: str, value: 
     assert note.encode()
 
 
-def test_inputs_go_before_those_of_the_options_node_and_notes_of_both_stay() -> None:
+def test_inputs_override_those_of_the_options_node_and_notes_of_both_stay() -> None:
     options = Settings().with_inputs({"rotate": "sometimes", "guard": False}, ["of the options"])
     chosen = options.with_inputs({"mode": "4b", "smooth_v": True}, ["of the node"])
     assert (chosen.mode, chosen.smooth_v, chosen.guard, chosen.rotate) == ("4b", True, False, "auto")
@@ -75,7 +75,7 @@ DENSE = "'dense at first' (dense_percent)"
         (0.5, 0.5, float("nan"), f"{DENSE} must be from 0 to 1, got nan"),
     ],
 )
-def test_shares_that_cannot_be(start: float, end: float, dense: float, reason: str) -> None:
+def test_impossible_shares_are_refused(start: float, end: float, dense: float, reason: str) -> None:
     """The reason names the cause: a start above 1 is also above the end."""
     with pytest.raises(ValueError) as refused:
         Settings(start_percent=start, end_percent=end, dense_percent=dense)
@@ -92,7 +92,7 @@ def test_shares_that_cannot_be(start: float, end: float, dense: float, reason: s
     ],
     ids=str,
 )
-def test_step_range(shares: dict[str, float], active: range) -> None:
+def test_the_steps_within_the_range(shares: dict[str, float], active: range) -> None:
     settings = Settings(**shares)  # type: ignore[arg-type]
     assert [step for step in range(10) if settings.reason_for_step(step, 10) is None] == list(active)
 
@@ -110,12 +110,12 @@ def test_reference_serves_where_no_kernel_can(mode: str, caplog: pytest.LogCaptu
 
 
 def test_kernel_serves_where_one_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with backend auto: no call of it goes to the reference."""
+    """As with backend auto, no call goes to the reference."""
     monkeypatch.setattr(dispatcher, "probe", lambda device, settings: Decision("sm90", settings.options("8b")))
     decided = dispatcher.with_backend(CPU, Settings(backend="auto or reference"))
     assert decided == Settings(backend="auto")
 
 
-def test_switched_off_it_stays_off() -> None:
+def test_mode_off_stays_off() -> None:
     model = patch_model(Patcher(), Settings(mode="off", backend="auto or reference"))
     assert status(sessions_of(model)[0]) == "The model passes through unchanged: [SA-301] mode is off."

@@ -46,11 +46,13 @@ def comfyui_module(monkeypatch: pytest.MonkeyPatch) -> Any:
     return install_module(monkeypatch, "comfy.ldm.modules.attention", **members)
 
 
-def attend(session: Session, held: list[Container], mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
+def attend(session: Session, containers: list[Container], mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
     """A call with containers through the override of `session`, in its own pass."""
     override: Any = make_override(session)
     with model_passes.running(session.slot, session.begin_pass(1.0, torch.device("cpu"), {})):
-        return override.container_function(*held, 2, mask, **kwargs, _inside_attn_wrapper=True, transformer_options={})
+        return override.container_function(
+            *containers, 2, mask, **kwargs, _inside_attn_wrapper=True, transformer_options={}
+        )
 
 
 @pytest.mark.parametrize(("previous", "value"), [("plain", 2.0), ("containers", 3.0)])
@@ -63,10 +65,10 @@ def test_calls_with_containers_go_to_an_earlier_pack(comfyui_module: Any, previo
         threes = lambda *args, **kwargs: 3.0 * comfyui_module.optimized_attention(*args, **kwargs)  # noqa: E731
         setattr(twos, "container_function", threes)  # noqa: B010
     session = session_with(twos)
-    held = [Container(tensor) for tensor in qkv()]
-    out = attend(session, held, low_precision_attention=False)
+    containers = [Container(tensor) for tensor in qkv()]
+    out = attend(session, containers, low_precision_attention=False)
     assert torch.equal(out, torch.full((1, 64, 128), value))
-    assert all(container.tensor is None for container in held)
+    assert all(container.tensor is None for container in containers)
 
 
 @pytest.mark.parametrize("previous", [False, True], ids=["alone", "after a node"])
@@ -87,8 +89,8 @@ def test_tensors_are_freed_while_comfyui_serves(
 
     if "failing" in cause or "broken" in cause:
         serve_by(monkeypatch, attention)
-    held = [Container(torch.randn(1, 64, 128)) for _ in range(3)]
-    alive = [weakref.ref(container.peek()) for container in held]
+    containers = [Container(torch.randn(1, 64, 128)) for _ in range(3)]
+    alive = [weakref.ref(container.peek()) for container in containers]
 
     def frees_one_by_one(q: Any, k: Any, v: Any, heads: int, mask: None, **kwargs: Any) -> torch.Tensor:
         for container, tensor in zip((q, k, v), alive, strict=True):
@@ -104,10 +106,10 @@ def test_tensors_are_freed_while_comfyui_serves(
     session.begin_sampling([1.0, 0.0])
     options: dict[str, Any] = {name: value for name, value in cause.items() if name == "low_precision_attention"}
     if first is None:
-        out = attend(session, held, **options)
+        out = attend(session, containers, **options)
     else:
         with model_passes.running(0, first.begin_pass(1.0, torch.device("cpu"), {})):
-            out = attend(session, held, **options)
+            out = attend(session, containers, **options)
     assert torch.equal(out, torch.ones(1, 64, 128))
 
 
@@ -116,19 +118,19 @@ def test_tensors_are_freed_when_a_backend_has_served(comfyui_module: Any, option
     """The running pass keeps none of them."""
     session = session_with(**options)
     override: Any = make_override(session)
-    held = [Container(torch.randn(1, 64, 128)) for _ in range(3)]
-    alive = [weakref.ref(container.peek()) for container in held]
+    containers = [Container(torch.randn(1, 64, 128)) for _ in range(3)]
+    alive = [weakref.ref(container.peek()) for container in containers]
     with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
-        override.container_function(*held, 2, _inside_attn_wrapper=True, transformer_options={})
+        override.container_function(*containers, 2, _inside_attn_wrapper=True, transformer_options={})
         assert [tensor() for tensor in alive] == [None] * 3
     assert session.record.summary().shares[0].decision.backend == "reference"
 
 
 class InTwoSteps(ReferenceBackend):
-    """The reference in two steps, the second of which needs none of q, k and v; `whole` counts calls in one step."""
+    """The reference in two steps, the second of which needs none of q, k and v; `undivided` counts its other calls."""
 
     def __init__(self) -> None:
-        self.whole = 0
+        self.undivided = 0
         self.alive: list[weakref.ref[torch.Tensor]] = []
         self.fails = False
 
@@ -144,7 +146,7 @@ class CallInTwoSteps(ReferenceCall):
         self.backend = backend
 
     def run(self, *tensors: Any) -> Any:
-        self.backend.whole += 1
+        self.backend.undivided += 1
         return super().run(*tensors)
 
     def prequantize(self, q: Any, k: Any, v: Any, optional: OptionalTensors = NO_TENSORS) -> Any:
@@ -172,9 +174,9 @@ class TestInTwoSteps:
         tensors = qkv()
         expected = call(session_with(), *tensors, 2)
         containers = [Container(tensor) for tensor in tensors]
-        backend.alive, backend.whole = [weakref.ref(tensor) for tensor in tensors], 0
+        backend.alive, backend.undivided = [weakref.ref(tensor) for tensor in tensors], 0
         del tensors
-        assert torch.equal(attend(session_with(), containers), expected) and backend.whole == 0
+        assert torch.equal(attend(session_with(), containers), expected) and backend.undivided == 0
 
     def test_the_report_shows_the_memory_that_containers_save(self, backend: InTwoSteps) -> None:
         """q, k, v and the output take 1 MiB each."""
@@ -205,7 +207,7 @@ class TestInTwoSteps:
         k = k.as_subclass(Tagged) if reader == "the class of k" else k
         options = {"guard": reader == "the guard", "measures_quality": reader == "a report"}
         attend(session_with(**options), [Container(tensor) for tensor in (q, k, v)], mask)
-        assert backend.whole == 1
+        assert backend.undivided == 1
 
 
 def test_comfyui_gets_the_inputs_of_a_failing_timed_call(comfyui_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:

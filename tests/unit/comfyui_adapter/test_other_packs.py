@@ -88,8 +88,8 @@ def sampled(session: Session, override: Override | None, passes: int = 1, calls:
 
         def model(options: dict[str, Any] = options) -> None:
             for number in range(calls):
-                given = {"transformer_options": {**options, "block_index": number}, "_inside_attn_wrapper": True}
-                options[OVERRIDE](ones, *qkv(), 4, **given)
+                kwargs = {"transformer_options": {**options, "block_index": number}, "_inside_attn_wrapper": True}
+                options[OVERRIDE](ones, *qkv(), 4, **kwargs)
 
         with watching(session, options):
             session.run_pass(model_pass, model)
@@ -187,7 +187,7 @@ def test_a_pack_that_runs_the_model_past_the_node_is_named(place: str) -> None:
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_layers_whose_calls_do_not_reach_the_node_are_counted(replaced: bool) -> None:
-    """KJNodes' memory patches do so: the function that replaces a layer's forward calls another attention."""
+    """KJNodes' memory patches cause this: the function that replaces a layer's forward calls another attention."""
 
     class Layer(torch.nn.Module):
         def forward(self, q: torch.Tensor) -> Any:

@@ -34,7 +34,7 @@ def flat(tokens: int = 64, batch: int = 1) -> Tensors:
 
 
 def loud(tokens: int = 64, batch: int = 1) -> Tensors:
-    """One channel of the second head is loud, that is large; rotation spreads it."""
+    """One channel of the second head is much larger than the others; rotation spreads it."""
     q, k, v = flat(tokens, batch)
     q[..., 64 + 5] *= 20
     k[..., 64 + 9] *= 20
@@ -45,9 +45,9 @@ def loud(tokens: int = 64, batch: int = 1) -> Tensors:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     served: Calls = []
 
-    def attention(*tensors: torch.Tensor, options: AttentionOptions, **given: Any) -> torch.Tensor:
-        out = reference_attention(*tensors, options=options, **given)
-        heads = given.get("rotated_heads")
+    def attention(*tensors: torch.Tensor, options: AttentionOptions, **optional: Any) -> torch.Tensor:
+        out = reference_attention(*tensors, options=options, **optional)
+        heads = optional.get("rotated_heads")
         served.append((options.rotate, None if heads is None else heads.flatten().tolist()))
         return out
 

@@ -45,14 +45,14 @@ class Attention(torch.nn.Module):
         q, k, v = fused.view(len(x), 3, HEADS, HEAD_DIM).unbind(1)
         if rope_freqs is not None:
             q, k = q * rope_freqs[0][:, None], k * rope_freqs[0][:, None]
-        held = [Container(tensor.transpose(0, 1)[None]) for tensor in (q, k, v)]
+        containers = [Container(tensor.transpose(0, 1)[None]) for tensor in (q, k, v)]
         options = {"skip_reshape": True, "transformer_options": transformer_options, "_inside_attn_wrapper": True}
         override = (transformer_options or {}).get(OVERRIDE)
         if override is None:
-            attended = plain(*held, HEADS)
+            attended = plain(*containers, HEADS)
             return cast(torch.Tensor, self.out(attended[0]))
         del fused, q, k, v
-        return cast(torch.Tensor, self.out(override.container_function(*held, HEADS, **options)[0]))
+        return cast(torch.Tensor, self.out(override.container_function(*containers, HEADS, **options)[0]))
 
 
 def plain(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> torch.Tensor:
@@ -269,7 +269,7 @@ def test_blocks_of_vace_are_sliced_too() -> None:
     assert labels(session) == ["2 reference · 8b · in slices"]
 
 
-def test_a_second_node_knows_the_first_ones_functions() -> None:
+def test_a_second_node_knows_the_first_nodes_functions() -> None:
     """The second node inspects the model while the first one's functions are on it."""
     model, x, first = Model(), torch.randn(TOKENS, 96), sampling(report=False)
     second = session_with(make_override(first), 1, guard=True)

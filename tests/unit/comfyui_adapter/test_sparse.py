@@ -42,10 +42,10 @@ def with_kinds(monkeypatch: pytest.MonkeyPatch, kinds: TokenKinds) -> None:
 def test_heads_stay_within_the_bound(level: str) -> None:
     session, tensors = sparse(level), focused(0)
     outs = session.sampled(tensors)
-    whole, bound = dense(tensors), BOUNDS[level]
+    dense_out, bound = dense(tensors), BOUNDS[level]
     assert session.skips() == [False, True, True, True, True]
     for out in outs[1:]:
-        assert (out - whole).norm() / whole.norm() <= 1.2 * bound + 1e-4
+        assert (out - dense_out).norm() / dense_out.norm() <= 1.2 * bound + 1e-4
     (layer,) = session.figures().values()
     assert layer.error <= bound and layer.computed < 0.7
 
@@ -131,7 +131,7 @@ def test_errors_are_measured_with_the_calls_own_scale() -> None:
     ],
     ids=["packed", "at both ends"],
 )
-def test_all_queries_attend_to_blocks_of_text_and_those_queries_are_dense(
+def test_all_queries_attend_to_text_and_queries_of_text_are_dense(
     monkeypatch: pytest.MonkeyPatch, kinds: TokenKinds, always: tuple[int, ...]
 ) -> None:
     tensors = focused(4)

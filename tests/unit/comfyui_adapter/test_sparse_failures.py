@@ -35,9 +35,9 @@ def sparse_in_all_steps(level: str = "medium", **options: Any) -> SparseSession:
     ids=["mask", "short", "cross", "a part of the queries"],
 )
 def test_unsupported_calls_are_dense(tensors: list[torch.Tensor], keywords: dict[str, Any], reason: str | None) -> None:
-    session, plain = sparse_in_all_steps(), sparse("off")
-    for out, whole in zip(session.sampled(tensors, 2, **keywords), plain.sampled(tensors, 2, **keywords), strict=True):
-        assert torch.equal(out, whole)
+    session, off = sparse_in_all_steps(), sparse("off")
+    for out, expected in zip(session.sampled(tensors, 2, **keywords), off.sampled(tensors, 2, **keywords), strict=True):
+        assert torch.equal(out, expected)
     text = report([session])
     assert "Key blocks skipped (sparse medium): none" in text
     if reason is not None:

@@ -84,7 +84,7 @@ def test_failing_backend_falls_back_and_warns_once(
 
 
 def test_a_fallback_after_a_failed_attempt_is_not_comfyuis_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time includes the attempt, so nothing is compared with it."""
+    """The time includes the failed attempt, so nothing is compared with it."""
 
     def full(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return torch.full_like(q, 2.0)
@@ -200,7 +200,7 @@ def test_quality_is_measured_without_float64() -> None:
 
 @pytest.mark.parametrize("measures_quality", [False, True])
 def test_a_report_times_comfyui_twice_for_each_form(measures_quality: bool) -> None:
-    """The report knows the speed whether or not it measures closeness."""
+    """These times give the speed, whether or not the report measures closeness."""
     session = session_with(measures_quality=measures_quality)
     lengths = []
 

@@ -224,7 +224,7 @@ def test_functions_and_hooks_on_the_model_rule_out_reruns(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_patched_values_and_compiled_models_permit_reruns(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
-    """Around each pass, ComfyUI replaces the model by the compiled one."""
+    """Around each pass, ComfyUI replaces the model with the compiled one."""
     serve_by(monkeypatch, Breaking(1))
     session = node_session(settings(guard=True))
     diffusion = Diffusion(make_override(session))

@@ -102,7 +102,7 @@ def test_nothing_of_a_measured_call_outlives_its_block() -> None:
 
 
 def test_a_pass_may_have_more_calls_than_the_previous_one() -> None:
-    """The pass's tensor has room only for the comparisons of as many calls as before."""
+    """The tensor of agreements has room only for as many calls as the previous pass made."""
     session = session_with(measures_quality=True)
     for sigma, calls in zip(SIGMAS, (1, 3), strict=False):
         with model_passes.running(0, model_pass := session.begin_pass(sigma, CPU, {})):

@@ -66,7 +66,7 @@ def test_an_uncompiled_run_does_not_hide_a_change_from_the_compiler(monkeypatch:
 
 
 class Interrupted(BaseException):
-    """Like ComfyUI's class, which is not an Exception in every version."""
+    """Like ComfyUI's interruption, which is not an Exception in every version."""
 
 
 def stopped() -> None:

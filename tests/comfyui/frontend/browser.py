@@ -1,4 +1,4 @@
-"""ComfyUI's frontend in a headless Chromium: open workflows, run them, look at them."""
+"""ComfyUI's frontend in a headless Chromium: open workflows, run them, inspect them."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from playwright.sync_api import Browser, ConsoleMessage, Page
 
 from tools.comfyui.server import ComfyServer, Prompt
 
-NO_BROWSER = "no Chromium here: install one, or name it in CHROMIUM_PATH"
-# Set to a folder to keep the pictures that the tests take: web/docs/images has those of the nodes.
+NO_BROWSER = "no Chromium was found: install one, or name it in CHROMIUM_PATH"
+# The folder in which the tests save their pictures, if set. web/docs/images has those of the nodes.
 PICTURES = os.environ.get("COMFY_SAGE2_PICTURES")
 WINDOW: Any = {"width": 1800, "height": 1200}
-# The frontend's first start would open its template browser over the graph.
+# TutorialCompleted: the frontend's first start would open its template browser over the graph.
 SETTINGS = {
     "Comfy.TutorialCompleted": True,
     "Comfy.Minimap.Visible": False,
     "Comfy.Graph.CanvasInfo": False,
     "Comfy.Workflow.ShowMissingModelsWarning": False,
-    # The defaults, which frontend 1.27 sets in its first start before it knows these settings: an error of the page.
+    # The defaults. In its first start, frontend 1.27 sets them before it knows these settings, which is a page error.
     "Comfy.Canvas.LeftMouseClickBehavior": "panning",
     "Comfy.Canvas.MouseWheelScroll": "zoom",
 }
-# The frontend opens a workflow of its own while it starts, which would replace one that is loaded before.
+# While it starts, the frontend opens its own workflow, which would replace one that was loaded earlier.
 READY = (
     "window.LiteGraph?.registered_node_types.SageAttention2 && window.app?.graph"
     " && app.extensionManager.workflow.activeWorkflow && !app.extensionManager.spinner"
 )
-# Errors that it tells of itself: files that a new installation lacks, the list of templates that 1.27 expects and newer
-# packages of templates lack, and what 1.49 does while it starts.
+# Console errors of the frontend itself: files that a new installation lacks, the template list that 1.27 expects and
+# newer template packages lack, and an early access to the graph while 1.49 starts.
 OWN_ERRORS = (
     "Failed to load resource",
     "Error fetching workflow templates",
@@ -55,27 +55,27 @@ def find_chromium() -> str | None:
 def opened(chromium: Browser, server: ComfyServer) -> Iterator[Page]:
     """A page with the frontend of `server`. An error in its console fails the last test that uses it."""
     page = chromium.new_page(viewport=WINDOW)
-    page.set_default_timeout(100_000)  # milliseconds: on a busy machine the server takes its time
+    page.set_default_timeout(100_000)  # milliseconds: the server is slow on a busy machine
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
-    told: list[ConsoleMessage] = []
-    page.on("console", lambda line: told.append(line))
+    console: list[ConsoleMessage] = []
+    page.on("console", lambda line: console.append(line))
     reopen(page, server)
     yield page
     page.close()
-    errors += [line.text for line in told if line.type == "error" and not line.text.startswith(OWN_ERRORS)]
+    errors += [line.text for line in console if line.type == "error" and not line.text.startswith(OWN_ERRORS)]
     assert errors == [], errors
 
 
 def write_settings(base: Path) -> None:
-    """Set the frontend up, in a server's base folder, for pictures of the graph alone."""
+    """Write frontend settings into a server's base folder, so that pictures show only the graph."""
     folder = base / "user" / "default"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "comfy.settings.json").write_text(json.dumps(SETTINGS))
 
 
 def reopen(page: Page, server: ComfyServer) -> None:
-    """Load the frontend anew."""
+    """Reload the frontend."""
     page.goto(f"http://127.0.0.1:{server.port}/")
     page.wait_for_function(READY)
 
@@ -90,7 +90,7 @@ def load(page: Page, workflow: dict[str, Any]) -> None:
 
 
 def load_prompt(page: Page, prompt: Prompt) -> dict[str, Any]:
-    """Show an API prompt; the workflow that the frontend makes of it."""
+    """Show an API prompt; return the workflow that the frontend makes of it."""
     page.evaluate("async prompt => { await app.loadApiJson(prompt, 'test') }", prompt)
     return saved(page)
 
@@ -102,7 +102,7 @@ def saved(page: Page) -> dict[str, Any]:
 
 
 def prompt_of(page: Page) -> Prompt:
-    """The graph as the frontend would send it to the server, without its notes for people."""
+    """The prompt that the frontend would send to the server, without `_meta`."""
     output = page.evaluate("async () => (await app.graphToPrompt()).output")
     return {name: {k: v for k, v in node.items() if k != "_meta"} for name, node in output.items()}
 
@@ -121,9 +121,9 @@ def red_nodes(page: Page) -> list[str]:
 
 
 def missing_models(page: Page, names: set[str]) -> list[dict[str, Any]]:
-    """What the frontend lists as missing models of the graph: nodeType, widgetName, name, directory, url, …
+    """The graph's missing models, as the frontend lists them: nodeType, widgetName, name, directory, url, …
 
-    It looks for them after a graph was loaded: waits until files of these names are listed.
+    The frontend looks for them only after it has loaded the graph, so this waits until it lists `names`.
     """
     state = "document.querySelector('#vue-app').__vue_app__.config.globalProperties.$pinia.state.value"
     listed = f"({state}.missingModel.missingModelCandidates ?? [])"
@@ -144,7 +144,7 @@ def report() -> str:
 
 
 def badge(kind: str) -> str:
-    """A JavaScript expression for the words in the title of the first node of this type."""
+    """A JavaScript expression for the badge in the title of the first node of this type."""
     return _value(kind, "badge")
 
 
@@ -153,7 +153,7 @@ def _value(kind: str, widget: str) -> str:
 
 
 def messages(page: Page) -> list[str]:
-    """What the page tells in messages beside the graph, which close by themselves."""
+    """The texts of the messages beside the graph, which close by themselves."""
     result: list[str] = page.evaluate("[...document.querySelectorAll('[role=alert]')].map(alert => alert.innerText)")
     return result
 
@@ -169,9 +169,9 @@ def natural_width(page: Page, address: str) -> int:
 
 
 def keep_picture(page: Page, name: str, *kinds: str) -> Image.Image:
-    """A picture of the nodes of these types, or of the whole graph, for people to look at.
+    """Take a picture of the nodes of these types, or of the whole graph, and save it if PICTURES is set.
 
-    A blank one would mean that nothing was drawn.
+    A blank picture is an error: nothing was drawn.
     """
     image = picture(page, kinds, settle=0 if PICTURES is None else 1000)
     assert len(image.getcolors(maxcolors=1 << 24) or ()) > 50
@@ -181,11 +181,11 @@ def keep_picture(page: Page, name: str, *kinds: str) -> Image.Image:
 
 
 def picture(page: Page, kinds: tuple[str, ...] = (), margin: int = 30, settle: int = 1000) -> Image.Image:
-    """The nodes of these types without wires, or the whole graph, as large as the window allows, and nothing else.
+    """A picture of only the nodes of these types, without wires, or of the whole graph, as large as the window allows.
 
-    settle: milliseconds that pictures in nodes get to load, after the graph was drawn anew.
+    settle: milliseconds to wait after the graph is redrawn, so that pictures in nodes load.
     """
-    for _ in range(3):  # nodes that grow to show a picture do so when they are drawn
+    for _ in range(3):  # a node grows to show its picture only when it is drawn
         page.evaluate(_FIT, [kinds, margin])
         page.evaluate(DRAWN)
     page.wait_for_timeout(settle)
@@ -198,7 +198,7 @@ _CHOSEN = """
 const nodes = app.graph.nodes.filter(n => types.length === 0 || types.includes(n.type));
 const title = LiteGraph.NODE_TITLE_HEIGHT;
 const left = Math.min(...nodes.map(n => n.pos[0])), right = Math.max(...nodes.map(n => n.pos[0] + n.size[0]));
-const shown = n => document.querySelector(`[data-node-id="${n.id}"]`)?.offsetHeight ?? 0;  // in Nodes 2.0, with title
+const shown = n => document.querySelector(`[data-node-id="${n.id}"]`)?.offsetHeight ?? 0;  // Nodes 2.0 only; with title
 const height = n => Math.max(n.size[1], shown(n) - title);
 const top = Math.min(...nodes.map(n => n.pos[1] - title)), bottom = Math.max(...nodes.map(n => n.pos[1] + height(n)));
 """
@@ -213,7 +213,7 @@ ds.offset[0] = (free.x + margin) / scale - left;
 ds.offset[1] = (free.y + margin) / scale - top;
 app.canvas.setDirty(true, true);
 }}"""
-# In the first frame the canvas draws what changed before; the second one begins when that is done.
+# The canvas draws earlier changes in the first frame, and has drawn them when the second begins.
 DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))"
 _FRAME = f"""([types, margin]) => {{ {_CHOSEN}
 const {{scale, offset}} = app.canvas.ds, box = app.canvas.canvas.getBoundingClientRect();

@@ -17,10 +17,10 @@ from .features import need
 
 @pytest.fixture(scope="package")
 def chromium(installation: Installation) -> Iterator[Browser]:
-    """The browser, where the frontend is tested."""
+    """The browser; skips if the frontend or Chromium is missing."""
     version = frontend_version(installation.root)
     if not frontend_folder(version).is_dir():
-        pytest.skip(f"frontend {version} is not here: run `make frontends`")
+        pytest.skip(f"frontend {version} is not installed: run `make frontends`")
     executable = browser.find_chromium()
     if executable is None:
         pytest.skip(browser.NO_BROWSER)

@@ -1,4 +1,4 @@
-"""Nodes and the pack's setting speak the user's language."""
+"""The frontend shows the nodes in the user's language."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def texts(language: str, file: str) -> dict[str, Any]:
     return result
 
 
-def test_every_translation_is_in_a_language_of_the_frontend(page: Page) -> None:
+def test_the_frontend_offers_every_translated_language(page: Page) -> None:
     assert {path.name for path in LOCALES.iterdir()} < set(page.evaluate(LANGUAGES))
 
 
-def test_nodes_speak_the_users_language(server: ComfyServer, page: Page) -> None:
+def test_node_titles_are_in_the_users_language(server: ComfyServer, page: Page) -> None:
     english = page.evaluate(TITLE)
     translated = texts("ja", "nodeDefs.json")["SageAttention2Report"]["display_name"]
     assert translated != english

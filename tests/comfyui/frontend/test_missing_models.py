@@ -1,4 +1,4 @@
-"""Without the models the frontend lists every file of a workflow with the address and the folder to load it from."""
+"""Without models, the frontend lists every file of a workflow with its URL and its folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def without_models(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("path", SOME_TEMPLATES)
-def test_every_missing_file_can_be_loaded(without_models: Page, path: Path) -> None:
+def test_every_missing_file_is_listed_with_its_url_and_folder(without_models: Page, path: Path) -> None:
     need(without_models, "a list of missing models")
     workflow = read(path)
     expected = {
@@ -45,5 +45,5 @@ def test_every_missing_file_can_be_loaded(without_models: Page, path: Path) -> N
     browser.load(without_models, workflow)
     missing = browser.missing_models(without_models, {model[0] for model in expected})
     assert {(model["name"], model["directory"], model.get("url")) for model in missing} == expected
-    # The same nodes are red: test_workflows_open's workflows, whose files are there, have none.
+    # The same nodes are red. In test_workflows_open, where the files exist, no node is.
     assert set(browser.red_nodes(without_models)) >= {model["nodeType"] for model in missing}

@@ -1,4 +1,4 @@
-"""Files that another version of the pack saved, and values that this one does not know."""
+"""Workflow files of another version of the pack, and values that this version does not know."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ UNKNOWN: dict[str, Any] = {"tiles": 16, "guard_level": "values and more"}
 KEPT = {"mode": "4b", "smooth_v": True, "sparse": "medium"}
 
 
-def saved_by_another_version(page: Page, way: str, *, linked: bool) -> dict[str, Any]:
-    """A file whose node has two unknown inputs before those that still exist, and an unknown socket between them.
+def saved_by_another_version(page: Page, naming: str, *, linked: bool) -> dict[str, Any]:
+    """A file whose node has two unknown widgets before the known ones, and an unknown socket after them.
 
-    way: how the file tells which value is which. linked: whether the unknown socket has a link.
+    naming: how the file names the values. linked: whether the unknown socket has a link.
     """
     prompt = sampling("wan", sage("loader"))
     prompt["shift2"] = {"class_type": "ModelSamplingSD3", "inputs": {"model": ["loader", 0], "shift": 3.0}}
     workflow = browser.load_prompt(page, prompt)
     node = next(node for node in workflow["nodes"] if node["type"] == NODE)
-    other = next(node for node in workflow["nodes"] if str(node["id"]) == "shift2")
+    shift2 = next(node for node in workflow["nodes"] if str(node["id"]) == "shift2")
     values = {**UNKNOWN, **KEPT}
     widgets = [{"name": name, "type": "COMBO", "widget": {"name": name}, "link": None} for name in values]
     sockets = [entry for entry in node["inputs"] if "widget" not in entry]
     link = None
     if linked:
         link = workflow["last_link_id"] = workflow["last_link_id"] + 1
-        other["outputs"][0]["links"] = [link]
-        workflow["links"].append([link, other["id"], 0, node["id"], len(widgets), "MODEL"])
+        shift2["outputs"][0]["links"] = [link]
+        workflow["links"].append([link, shift2["id"], 0, node["id"], len(widgets), "MODEL"])
     guide = {"name": "guide", "type": "MODEL", "link": link}
     node["inputs"] = [*widgets, guide, *sockets]
     for slot, entry in enumerate(node["inputs"]):
@@ -41,20 +41,18 @@ def saved_by_another_version(page: Page, way: str, *, linked: bool) -> dict[str,
                 wire[4] = slot
     node["widgets_values"] = list(values.values())
     node.pop("widgets_values_named", None)
-    if way == "a table of names":
+    if naming == "a table of names":
         node["widgets_values_named"] = values
-    if way == "not at all":
+    if naming == "not at all":
         node["inputs"] = [guide, *sockets]
     return workflow
 
 
-@pytest.mark.parametrize("way", ["a table of names", "the inputs' names"])
+@pytest.mark.parametrize("naming", ["a table of names", "the inputs' names"])
 @pytest.mark.parametrize("linked", [True, False], ids=["linked", "unlinked"])
-def test_a_file_with_unknown_inputs_keeps_the_values_that_it_can(
-    page: Page, design: str, way: str, linked: bool
-) -> None:
+def test_a_file_with_unknown_inputs_keeps_its_known_values(page: Page, design: str, naming: str, linked: bool) -> None:
     before = browser.load_prompt(page, sampling("wan", sage("loader")))
-    browser.load(page, saved_by_another_version(page, way, linked=linked))
+    browser.load(page, saved_by_another_version(page, naming, linked=linked))
     assert browser.red_nodes(page) == browser.unknown_nodes(page) == []
     dropped = [*UNKNOWN, *(["guide"] if linked else [])]
     line = f"Saved by another version of this pack. Dropped: {', '.join(dropped)}."
@@ -66,13 +64,13 @@ def test_a_file_with_unknown_inputs_keeps_the_values_that_it_can(
     after = browser.saved(page)
     slots = [[entry["name"] for entry in n["inputs"]] for w in (before, after) for n in w["nodes"] if n["type"] == NODE]
     assert slots[0] == slots[1]
-    assert len(after["links"]) == len(before["links"]) + 1, "the second shift has one link, and leads nowhere"
+    assert len(after["links"]) == len(before["links"]) + 1, "the only new link is that from the loader to shift2"
     browser.load(page, after)
     assert page.evaluate(browser.badge(NODE)) != "saved by another version"
 
 
-def test_a_file_that_names_no_values_gets_defaults_where_they_do_not_fit(page: Page) -> None:
-    """The first value is a number where `mode` has words, and the second one a word that `smooth_v` cannot be."""
+def test_unnamed_values_that_do_not_fit_become_defaults(page: Page) -> None:
+    """By position, `mode` would get a number and `smooth_v` a word."""
     browser.load(page, saved_by_another_version(page, "not at all", linked=False))
     assert browser.red_nodes(page) == []
     assert any("Check the values: the file does not name them." in message for message in browser.messages(page))
@@ -80,8 +78,8 @@ def test_a_file_that_names_no_values_gets_defaults_where_they_do_not_fit(page: P
     assert {name: inputs[name] for name in KEPT} == {"mode": "auto", "smooth_v": False, "sparse": "off"}
 
 
-def test_values_of_another_type_give_way_to_the_defaults_and_are_named(page: Page) -> None:
-    """A switch would take every word as on, and ComfyUI would refuse the number. Scripts store values by name."""
+def test_values_of_the_wrong_type_become_defaults_and_are_named(page: Page) -> None:
+    """A switch would read every word as on, and ComfyUI would refuse the number. Scripts store values by name."""
     workflow = browser.load_prompt(page, sampling("wan", sage("loader")))
     node = next(node for node in workflow["nodes"] if node["type"] == f"{NODE}Options")
     node["widgets_values"] = {"rotate": "off", "guard": "values and more", "start_percent": None}
@@ -96,10 +94,8 @@ def test_values_of_another_type_give_way_to_the_defaults_and_are_named(page: Pag
 @pytest.mark.parametrize(
     ("kind", "name", "known"), [(NODE, "mode", "8b"), (NODE, "sparse", "off"), (f"{NODE}Options", "backend", "auto")]
 )
-def test_a_node_with_a_value_that_does_not_exist_is_marked(
-    page: Page, kind: str, name: str, known: str, design: str
-) -> None:
-    """From the moment that the file is opened until the user chooses another value; the file does not change by it."""
+def test_a_node_with_an_unknown_choice_is_marked(page: Page, kind: str, name: str, known: str, design: str) -> None:
+    """The mark stays from opening the file until the user chooses another value. It does not change the file."""
     workflow = browser.load_prompt(page, sampling("wan", sage("loader")))
     assert browser.red_nodes(page) == []
     saved = next(node for node in workflow["nodes"] if node["type"] == kind)

@@ -1,4 +1,4 @@
-"""Nodes tell what a sampling did; the pack's setting."""
+"""What the nodes show after a sampling, and the pack's setting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NODE, REPORT = "SageAttention2", "SageAttention2Report"
 
 
 def test_report_is_shown_in_the_graph(page: Page, design: str) -> None:
-    seed = 97 + len(design)  # a sampling of its own: from the cache the node says nothing
+    seed = 97 + len(design)  # a new sampling: a cached node reports nothing
     prompt = with_report(sampling("wan", sage("loader", end_percent=0.8), steps=5, seed=seed), measure_quality=True)
     workflow = browser.load_prompt(page, prompt)
     sizes = {node["type"]: node["size"] for node in workflow["nodes"]}
@@ -24,45 +24,45 @@ def test_report_is_shown_in_the_graph(page: Page, design: str) -> None:
     text = page.evaluate(browser.report())
     after = {node["type"]: node["size"] for node in browser.saved(page)["nodes"]}
     assert {kind: size[0] for kind, size in after.items()} == {kind: size[0] for kind, size in sizes.items()}, (
-        "wider, they would cover the nodes beside them"
+        "wider nodes would cover the nodes beside them"
     )
-    assert design != "classic" or after[NODE] == sizes[NODE], "it says what it did in its title"
+    assert design != "classic" or after[NODE] == sizes[NODE], "the node shows its status in the title and does not grow"
     assert "reference · 8b" in text and "Most that can be gained" in text and "outside 'start percent'" in text, text
     assert "8b reference · CPU" in page.evaluate(browser.badge(NODE))
     if design != "classic":
         need(page, "badges that change in Nodes 2.0")
         assert page.get_by_text("8b reference").is_visible()
-    browser.picture(page, (REPORT,))  # a node that is not in sight loads no picture
+    browser.picture(page, (REPORT,))  # a node outside the window loads no picture
     if design == "classic":
         images = f"app.graph.nodes.find(n => n.type === {REPORT!r}).imgs"
         page.wait_for_function(f"{images}?.length === 1 && {images}[0].naturalWidth === 800")
     browser.keep_picture(page, f"{REPORT} {design}", REPORT)
     browser.keep_picture(page, f"{NODE} {design}", NODE)
-    # What is shown belongs neither to the workflow nor to the prompt.
+    # Neither the saved workflow nor the prompt contains what the nodes show.
     assert not {"outside 'start percent'", "8b reference"} & {*json.dumps(browser.saved(page)).split('"')}
     assert all(not {"status", "badge"} & {*node["inputs"]} for node in browser.prompt_of(page).values())
 
 
-def test_the_node_tells_what_the_sampling_did_and_after_a_reload_too(server: ComfyServer, page: Page) -> None:
-    """After it another pack's attention takes all calls, which the node cannot know before the sampling."""
+def test_the_node_shows_what_the_sampling_did_even_after_a_reload(server: ComfyServer, page: Page) -> None:
+    """A later node of another pack overrides every call, which this node cannot know before the sampling."""
     halved = {"class_type": "TestHalvedAttention", "inputs": {"model": ["sage", 0]}}
-    # The frontend remembers a value of the node with this id that the prompt does not give.
+    # Without this value in the prompt, the frontend would keep the earlier one of the node with this id.
     node = sage("loader", end_percent=1.0)
     prompt = with_report(sampling("wan", {**node, "halved": halved}, steps=5, seed=99), measure_quality=False)
     workflow = {**browser.load_prompt(page, prompt), "id": "0d0c5b1e-0000-4000-8000-000000004711"}
     browser.load(page, workflow)
-    told = f"{browser.badge(NODE)} === 'unused: test_support computed every call'"
-    browser.run(page, f"{told} && {browser.report()}")
+    shows_unused = f"{browser.badge(NODE)} === 'unused: test_support computed every call'"
+    browser.run(page, f"{shows_unused} && {browser.report()}")
     browser.reopen(page, server)
     browser.load(page, workflow)
-    page.wait_for_function(told)
+    page.wait_for_function(shows_unused)
     assert "No speed-up: test_support computed every call" in page.evaluate(browser.report())
     browser.load(page, {**workflow, "id": "0d0c5b1e-0000-4000-8000-000000004712"})
-    assert page.evaluate(browser.badge(NODE)) == "", "another workflow's node of the same number has said nothing"
+    assert page.evaluate(browser.badge(NODE)) == "", "the node with the same id in another workflow shows nothing"
 
 
 def test_an_idle_node_says_why_and_marks_the_earlier_report(page: Page) -> None:
-    """A run without the report: what it shows is from the run before."""
+    """The second run omits the report node, which still shows the first run's report."""
     prompt = with_report(sampling("wan", sage("loader", mode="8b"), steps=1))
     browser.load_prompt(page, prompt)
     browser.run(page, f"{browser.report()}?.includes('attention calls')")
@@ -73,16 +73,16 @@ def test_an_idle_node_says_why_and_marks_the_earlier_report(page: Page) -> None:
     assert any("The model passes through unchanged: [SA-103]" in message for message in browser.messages(page))
 
 
-def test_a_node_that_did_not_run_is_told_so(page: Page) -> None:
-    """ComfyUI sends null for it."""
+def test_on_executed_accepts_null(page: Page) -> None:
+    """ComfyUI sends null for a node that did not run."""
     browser.load_prompt(page, with_report(sampling("wan", sage("loader"))))
     page.evaluate("app.graph.nodes.forEach(n => n.onExecuted?.(null))")
 
 
-def test_the_packs_setting_is_kept_where_the_next_start_reads_it(server: ComfyServer, page: Page) -> None:
+def test_the_packs_setting_is_saved_where_the_next_start_reads_it(server: ComfyServer, page: Page) -> None:
     name = "comfy_sage2.sageattention"
     assert page.evaluate(f"app.extensionManager.setting.get({name!r})") is False
-    kept = server.base / "user" / "default" / "comfy.settings.json"
+    settings = server.base / "user" / "default" / "comfy.settings.json"
     for value in (True, False):
         browser.set_setting(page, name, value)
-        assert json.loads(kept.read_text(encoding="utf-8"))[name] is value
+        assert json.loads(settings.read_text(encoding="utf-8"))[name] is value

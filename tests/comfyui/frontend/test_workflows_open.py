@@ -1,4 +1,4 @@
-"""Workflows open: no node is red, and the prompt is the file's."""
+"""The shipped workflows open: no node is red, and the frontend makes the prompt that the file describes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import browser
 
 @pytest.mark.parametrize("path", SOME_TEMPLATES)
 def test_workflow_opens_and_becomes_the_same_prompt(server: ComfyServer, page: Page, design: str, path: Path) -> None:
-    """No node is red. That prompt is accepted by the server: test_workflows sends it."""
+    """No node is red. test_workflows checks that the server accepts this prompt."""
     workflow = read(path)
     nodes = server.get("/object_info")
     missing = {node["type"] for node in workflow["nodes"]} - FRONTEND_ONLY - {*nodes}
@@ -29,11 +29,11 @@ def test_workflow_opens_and_becomes_the_same_prompt(server: ComfyServer, page: P
         shown = "document.querySelectorAll('[data-node-id]').length"
         page.wait_for_function(f"{shown} === {len(workflow['nodes'])}")
     browser.keep_picture(page, f"{path.stem} {design}")
-    assert own(browser.prompt_of(page)) == own(to_prompt(workflow, nodes))
+    assert without_dotted_values(browser.prompt_of(page)) == without_dotted_values(to_prompt(workflow, nodes))
 
 
-def own(prompt: Prompt) -> Prompt:
-    """`prompt` without a dynamic combo's own widgets, which have a dot in their names; so have inputs that grow."""
+def without_dotted_values(prompt: Prompt) -> Prompt:
+    """`prompt` without the values of inputs with a dot in their names: dynamic combos' widgets, growing inputs."""
     return {
         number: {
             **node,
@@ -44,7 +44,7 @@ def own(prompt: Prompt) -> Prompt:
 
 
 def test_the_graph_of_the_readme(page: Page) -> None:
-    """The node between loader and sampler: docs/images/workflow.png is its picture."""
+    """docs/images/workflow.png shows this graph."""
     loader = {"unet_name": "wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors", "weight_dtype": "default"}
     sampler = {"seed": 42, "steps": 20, "cfg": 5.0, "sampler_name": "euler", "scheduler": "simple", "denoise": 1.0}
     workflow = browser.load_prompt(page, {

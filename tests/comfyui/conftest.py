@@ -1,4 +1,4 @@
-"""One server for each ComfyUI and test session."""
+"""One server for each ComfyUI in a test session."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What is skipped as a whole is easily overlooked among skips: it gets a line of its own, in capitals."""
+    """Print one line, in capitals, if all frontend tests are skipped: among other skips this is easily overlooked."""
     for installation in installations():
         terminalreporter.write_line(f"{installation.name} at {installation.root}")
     browser = find_chromium()
@@ -36,7 +36,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def base_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny checkpoints in folders as ComfyUI's, made once for all servers."""
+    """The tiny checkpoints in ComfyUI's folder layout, written once for all servers."""
     folder = tmp_path_factory.mktemp("checkpoints")
     write_checkpoint(folder / "diffusion_models" / "tiny_wan.safetensors", dit_shapes(), seed=1)
     write_checkpoint(folder / "diffusion_models" / "tiny_hunyuan.safetensors", hunyuan_shapes(), seed=2)
@@ -60,7 +60,7 @@ def root(installation: Installation) -> Path:
 
 @pytest.fixture(scope="session")
 def start(base_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ComfyServer]:
-    """Makes a server of the ComfyUI at `root` with the pack at `pack`, if any, support nodes and tiny checkpoints.
+    """Makes a server: the ComfyUI at `root`, the pack at `pack` (None: no pack), support nodes and tiny checkpoints.
 
     Further arguments are options of ComfyUI's main.py.
     """
@@ -86,7 +86,7 @@ def start(base_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 @pytest.fixture(scope="session", autouse=True)
 def patient_threads() -> Iterator[None]:
-    """Threads that spin while they wait slow tiny models down many times over on a machine with other work."""
+    """Waiting threads sleep. On a busy machine, spinning threads make tiny models many times slower."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
         yield
@@ -101,8 +101,8 @@ def server(root: Path, start: Callable[[Path, Path], ComfyServer], patient_threa
 
 @pytest.fixture(scope="session")
 def newest(installation: Installation, request: pytest.FixtureRequest) -> ComfyServer:
-    """The server of the newest version; an older one is not started only to be skipped."""
+    """The server, if it is the newest version. An older one is not started just to be skipped."""
     if not installation.is_newest:
-        pytest.skip("tried in the newest version alone")
+        pytest.skip("runs only in the newest version")
     server: ComfyServer = request.getfixturevalue("server")
     return server

@@ -1,4 +1,4 @@
-"""From a workflow as the frontend saves it to a prompt as the server takes it, without a browser."""
+"""Convert a workflow that the frontend saved to a prompt for the server, without a browser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def to_prompt(workflow: dict[str, Any], object_info: dict[str, Any]) -> Prompt:
 
 
 def _inputs(node: dict[str, Any], definition: dict[str, Any], links: dict[int, list[Any]]) -> dict[str, Any]:
-    """Links by name, and widget values in the order of the definition, past the frontend's own controls."""
+    """Links by name, and widget values in the definition's order, without those of the frontend's own controls."""
     connected = {entry["name"]: links[entry["link"]] for entry in node["inputs"] if entry.get("link") is not None}
     values = iter(node.get("widgets_values") or ())
     inputs: dict[str, Any] = {}
@@ -35,9 +35,11 @@ def _inputs(node: dict[str, Any], definition: dict[str, Any], links: dict[int, l
             if any(map(options.get, ("control_after_generate", "image_upload", "video_upload"))):
                 next(values)
             inputs[name] = value
-            # A dynamic combo's own widgets, where the file has them: their inputs are named after it.
-            own = [entry["name"] for entry in node["inputs"] if entry["name"].startswith(f"{name}.")]
-            inputs |= {entry: next(values, None) for entry in own if entry not in connected and entry not in known}
+            # A dynamic combo's own widgets, if the file has them. Their inputs have its name before a dot.
+            combo_widgets = [entry["name"] for entry in node["inputs"] if entry["name"].startswith(f"{name}.")]
+            inputs |= {
+                entry: next(values, None) for entry in combo_widgets if entry not in connected and entry not in known
+            }
         if name in connected:
             inputs[name] = connected[name]
-    return {**inputs, **connected}  # those of inputs that grow, too
+    return {**inputs, **connected}  # `connected` also has the links of growing inputs

@@ -1,4 +1,4 @@
-"""Write a checkpoint as a GGUF file with 8-bit weights: python gguf_file.py IN.safetensors OUT.gguf, where gguf is."""
+"""Convert a checkpoint to a GGUF file with 8-bit weights: python gguf_file.py IN.safetensors OUT.gguf. Needs gguf."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
-MOST_DIMENSIONS = 4  # of a tensor in the format; ComfyUI-GGUF finds a larger one's shape in a field
+MAX_DIMENSIONS = 4  # the format's limit; ComfyUI-GGUF reads the shape of a tensor with more from a field
 
 
 def main(source: str, target: str) -> None:
     writer = gguf.GGUFWriter(target, "wan")
     for name, tensor in load_file(source).items():
         values = tensor.astype(np.float32)
-        if values.ndim > MOST_DIMENSIONS:
+        if values.ndim > MAX_DIMENSIONS:
             writer.add_array(f"comfy.gguf.orig_shape.{name}", list(map(int, values.shape)))
             values = values.reshape(values.shape[0], -1)
             writer.add_tensor(name, values)

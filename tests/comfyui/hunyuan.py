@@ -1,4 +1,4 @@
-"""What ComfyUI takes for a HunyuanVideo by its tensor names and shapes."""
+"""Tensor names and shapes that ComfyUI detects as HunyuanVideo."""
 
 from __future__ import annotations
 

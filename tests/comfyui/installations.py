@@ -1,4 +1,4 @@
-"""The ComfyUIs on this machine, which version each is, and the Python that starts them."""
+"""The ComfyUIs on this machine, their versions, and the Python that starts them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from tools.comfyui.folders import OVERLAY_RECORD, comfyui_folders, comfyui_version
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-NEWEST = (0, 33, 0)  # the version that all workflows are made for; older ones lack the newer models
+NEWEST = (0, 33, 0)  # older versions lack models of the shipped workflows
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class Installation:
 
     @property
     def is_overlay(self) -> bool:
-        """Whether single newer files lie over that version."""
+        """Whether some of its files come from a newer version."""
         return (self.root / OVERLAY_RECORD).is_file()
 
     @property
     def is_newest(self) -> bool:
-        """Whether it is as new as the workflows need."""
+        """Whether it is new enough for all workflows."""
         return comfyui_version(self.root) >= NEWEST
 
     @property
     def reason_missing(self) -> str | None:
-        """Why it cannot be tested, or None when it can."""
+        """Why it cannot be tested, or None if it can."""
         if comfyui_python().is_file():
             return None
         return f"no Python for ComfyUI at {comfyui_python()}: run `make host-environment`"
@@ -48,6 +48,6 @@ def installations() -> list[Installation]:
 
 
 def comfyui_python() -> Path:
-    """The interpreter that has ComfyUI's requirements; COMFY_SAGE2_HOST_PYTHON names another one than .venv-host's."""
-    inside = "Scripts/python.exe" if os.name == "nt" else "bin/python"
-    return Path(os.environ.get("COMFY_SAGE2_HOST_PYTHON", REPOSITORY / ".venv-host" / inside))
+    """The interpreter with ComfyUI's requirements: COMFY_SAGE2_HOST_PYTHON, or else that of .venv-host."""
+    executable = "Scripts/python.exe" if os.name == "nt" else "bin/python"
+    return Path(os.environ.get("COMFY_SAGE2_HOST_PYTHON", REPOSITORY / ".venv-host" / executable))

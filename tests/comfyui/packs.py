@@ -1,4 +1,4 @@
-"""Node packs of other people, for the stacks: clones in one folder that COMFY_SAGE2_PACKS names."""
+"""Other people's node packs, for tests/comfyui/stacks: clones in the folder that COMFY_SAGE2_PACKS names."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ KJNODES, GGUF, WAN_WRAPPER = PACKS = ("ComfyUI-KJNodes", "ComfyUI-GGUF", "ComfyU
 
 
 def folder() -> Path | None:
-    """The folder with the clones, or None where the variable is not set."""
+    """The folder with the clones, or None if the variable is not set."""
     named = os.environ.get(VARIABLE)
     return Path(named).expanduser().absolute() if named else None
 
 
 def clone(pack: str) -> Path:
-    """The folder of a pack that is there."""
+    """The folder of a pack's clone, which must exist."""
     clones = folder()
     assert clones is not None
     return clones / pack
 
 
 def reason_missing(pack: str) -> str | None:
-    """Why a pack cannot be tested with, or None when it can."""
+    """Why a pack cannot be tested, or None if it can."""
     clones = folder()
     if clones is None:
         return f"{VARIABLE} names no folder with a clone of {pack}"

@@ -1,4 +1,4 @@
-"""API prompts on the tiny models, with the node under test between loader and sampler."""
+"""API prompts for the tiny models, with the node under test between loader and sampler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BASIC = ("mode", "smooth_v", "sparse")  # inputs of SageAttention2 itself; the o
 
 
 def sage(model: str, name: str = "sage", **values: Any) -> Prompt:
-    """The node under test after node `model`, on the reference, and the node with its options."""
+    """The node under test after node `model`, with the reference backend, and its options node."""
     options = {"backend": "reference", **{key: value for key, value in values.items() if key not in BASIC}}
     inputs = {"model": [model, 0], "options": [f"{name}_options", 0]}
     return {
@@ -25,7 +25,7 @@ def sampling(
 ) -> Prompt:
     """A prompt that samples `family` ("wan" or "hunyuan") through the nodes of `chain`.
 
-    Names in `chain` are free; the sampler takes its last node, and its first node connects to "loader".
+    `chain` may use any names. Its first node must connect to "loader"; the sampler takes its last node.
     """
     width, tokens = (4096, 16) if family == "wan" else (64, 16)
     chain = chain or {}

@@ -1,7 +1,7 @@
-"""Sample a family of ComfyUI's, tiny and with random weights, in slices of q, k and v and without: prints JSON.
+"""Sample a tiny random model of a ComfyUI family with and without slices of q, k and v; print JSON.
 
-Once more without memory for more than 128 tokens of its feed-forward modules, and where the model prefetches the
-weights of its blocks, with LoRAs that ComfyUI adds to them when a layer is called.
+Also sample it with memory for at most 128 tokens in its feed-forward modules. If the model prefetches the weights of
+its blocks, sample it with LoRAs, too, which ComfyUI adds to the weights in each call of a layer.
 
 python -m tests.comfyui.sliced_model COMFYUI FAMILY
 """
@@ -30,9 +30,9 @@ from lab.families.run import enter_comfyui
 
 @contextmanager
 def loras_in_ram(model: Any) -> Iterator[None]:
-    """Within the block all weights of the model's blocks are in RAM and have LoRAs.
+    """In the context, all weights of the model's blocks are in RAM and have LoRAs.
 
-    Before a block is computed its weights are prefetched as ComfyUI does it where VRAM has no room to keep them.
+    Each block's weights are prefetched before the block runs, as ComfyUI does if VRAM has no room for them.
     """
     import comfy.memory_management
     import comfy.model_management
@@ -55,18 +55,19 @@ def loras_in_ram(model: Any) -> Iterator[None]:
         for layer in (layer for layer in (block.modules() if block else ()) if layer in weights):
             tensors = [weights[layer], layer.bias]
             buffer = torch.empty(comfy.memory_management.vram_aligned_size(tensors), dtype=torch.uint8)
-            for tensor, place in zip(
+            for tensor, target in zip(
                 tensors, comfy.memory_management.interpret_gathered_like(tensors, buffer), strict=True
             ):
                 if tensor is not None:
-                    place.copy_(tensor)
+                    target.copy_(tensor)
             geometry = comfy.memory_management.tensors_to_geometries(tensors)
             layer._prefetch = {"signature": None, "resident": False, "needs_cast": False, "cast_dest": None}
             layer._prefetch |= {"xfer_dest": buffer, "cast_geometry": geometry}
 
     with (
         patch.object(comfy.model_prefetch, "prefetch_queue_pop", prefetch),
-        patch.object(comfy.model_management, "is_device_cpu", lambda device: False),  # which has no such weights
+        # On a CPU, ComfyUI does not prefetch.
+        patch.object(comfy.model_management, "is_device_cpu", lambda device: False),
     ):
         yield
     for layer, weight in weights.items():
@@ -75,7 +76,6 @@ def loras_in_ram(model: Any) -> Iterator[None]:
 
 
 def main() -> None:
-    """The command."""
     enter_comfyui(Path(sys.argv[1]), cpu=True)
     slices.SLICE_TOKENS = 128
     import comfy.ops

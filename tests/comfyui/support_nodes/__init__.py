@@ -1,4 +1,4 @@
-"""Nodes for these tests only: a conditioning without a text encoder, and a second owner of the attention hook."""
+"""Nodes for these tests only: conditioning without a text encoder, other attention overrides, injected faults."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from . import wan_wrapper as wan_wrapper
 from .registered import COUNT, node
 from .registered import NODE_CLASS_MAPPINGS as NODE_CLASS_MAPPINGS
 
-# MKL's vector functions set themselves up in the first call of a process. Where two threads make it at once, one of
-# them may compute its half less accurately, and a first sampling differs from the next one. One thread makes it here.
+# MKL initializes its vector functions in a process's first call. If two threads make that call at once, one of them may
+# compute its half less accurately, so the first sampling differs from the next. Here, one thread makes the call.
 torch.exp(torch.zeros(1))
 
 
@@ -37,7 +37,7 @@ def random_conditioning(width: int, tokens: int, padded: int, seed: int) -> Any:
 
 @node("TestHalvedAttention", "MODEL", model=("MODEL",))
 def halved_attention(model: Any) -> Any:
-    """An override of another pack: halves each attention output that it computes itself."""
+    """Another pack's override: it computes every call with ComfyUI's attention and halves the output."""
     patched = model.clone()
 
     def override(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -49,7 +49,7 @@ def halved_attention(model: Any) -> Any:
 
 @node("TestHiddenAttention", "MODEL", model=("MODEL",))
 def hidden_attention(model: Any) -> Any:
-    """A model that asks nobody for attention, as models do that call it without ComfyUI's hook."""
+    """A model whose attention bypasses all overrides, as in models that do not use ComfyUI's hook."""
     patched = model.clone()
 
     def wrapper(apply_model: Any, arguments: Any) -> Any:
@@ -64,8 +64,8 @@ def hidden_attention(model: Any) -> Any:
 
 @contextmanager
 def changed_outputs(change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Within it `change` makes the output of each call of the pack's backends."""
-    plans: Any = sys.modules["comfy_sage2.dispatch.plan"].CallPlan
+    """In the context, `change` replaces the output of every call of the pack's backends."""
+    call_plan: Any = sys.modules["comfy_sage2.dispatch.plan"].CallPlan
 
     def changing(run: Callable[..., Any] | None) -> Callable[..., Any] | None:
         if run is None:
@@ -86,40 +86,40 @@ def changed_outputs(change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[
 
     names = ("run", "run_reshaped")
     for name in names:
-        setattr(plans, name, changing_attribute(name))
+        setattr(call_plan, name, changing_attribute(name))
     try:
         yield
     finally:
         for name in names:
-            delattr(plans, name)
+            delattr(call_plan, name)
 
 
 @node("TestFault", "MODEL", model=("MODEL",), kind=("STRING", {}), place=("STRING", {}), number=COUNT)
 def fault(model: Any, kind: str, place: str, number: int) -> Any:
-    """While the model is sampled, one attention call or one pass fails in a chosen way; `number` makes each run new.
+    """One attention call or one pass of the sampling fails as `kind` says. A new `number` avoids a cached result.
 
-    In place "every call of the backend" all of its results are `kind`, a number.
+    If `place` is "every call of the backend", `kind` is a number, and all results of the backend are that number.
     """
     patched = model.clone()
     if kind == "none":
         return patched
     fail = failure(kind, AT_CALL if place != "model" else 1)
     if place == "every call of the backend":
-        patched.add_wrapper_with_key("outer_sample", "testing", with_backend(lambda out: out.fill_(float(kind))))
+        patched.add_wrapper_with_key("outer_sample", "testing", backend_wrapper(lambda out: out.fill_(float(kind))))
     elif place == "backend":
-        patched.add_wrapper_with_key("outer_sample", "testing", with_backend(fail))
+        patched.add_wrapper_with_key("outer_sample", "testing", backend_wrapper(fail))
     elif place == "model":
 
-        def passed(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        def forward(executor: Any, *args: Any, **kwargs: Any) -> Any:
             return fail(executor(*args, **kwargs))
 
-        patched.add_wrapper_with_key("diffusion_model", "testing", passed)
+        patched.add_wrapper_with_key("diffusion_model", "testing", forward)
     else:
         options = patched.model_options["transformer_options"]
-        before = options["optimized_attention_override"]
+        previous = options["optimized_attention_override"]
 
         def override(func: Any, *args: Any, **kwargs: Any) -> Any:
-            return before(lambda *inner, **named: fail(func(*inner, **named)), *args, **kwargs)
+            return previous(lambda *inner, **named: fail(func(*inner, **named)), *args, **kwargs)
 
         options["optimized_attention_override"] = override
     return patched
@@ -127,7 +127,7 @@ def fault(model: Any, kind: str, place: str, number: int) -> Any:
 
 @node("TestGivenValue", "*", text=("STRING", {}))
 def given_value(text: str) -> Any:
-    """Any value, as JSON, from an output that can be linked to every input."""
+    """The value that the JSON in `text` gives. Its output can be linked to every input."""
     return json.loads(text)
 
 
@@ -135,7 +135,7 @@ AT_CALL = 5  # the second self-attention of the second step or pass
 
 
 def failure(kind: str, at_call: int) -> Any:
-    """A function that gives back what it gets, but fails as `kind` says when it is called for the `at_call`-th time."""
+    """A function that returns its argument, except that its call number `at_call` fails as `kind` says."""
     errors = {
         "RuntimeError": RuntimeError,
         "TypeError": TypeError,
@@ -158,8 +158,8 @@ def failure(kind: str, at_call: int) -> Any:
     return fail
 
 
-def with_backend(fail: Any) -> Any:
-    """A wrapper of the sampling in which the pack's backends fail."""
+def backend_wrapper(fail: Any) -> Any:
+    """A wrapper of the sampling in which `fail` changes the results of the pack's backends."""
 
     def sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
         with changed_outputs(fail):
@@ -170,7 +170,7 @@ def with_backend(fail: Any) -> Any:
 
 @node("TestModelState", model=("MODEL",))
 def model_state(model: Any) -> str:
-    """All that a model carries beside its weights, as text: patches, options, wrappers, callbacks, hooks."""
+    """Everything that a model carries besides its weights, as text: patches, options, wrappers, callbacks, hooks."""
     kept = ("patches", "object_patches", "model_options", "callbacks", "wrappers", "injections", "attachments",
             "additional_models", "hook_patches", "forced_hooks", "weight_wrapper_patches")  # fmt: skip
     state = {name: describe(getattr(model, name)) for name in kept if hasattr(model, name)}
@@ -178,7 +178,7 @@ def model_state(model: Any) -> str:
 
 
 def describe(value: float) -> Any:
-    """Containers as they are; of everything else the type, since addresses differ from run to run."""
+    """Containers and simple values as they are; of everything else the type, because addresses differ between runs."""
     if isinstance(value, dict):
         return {str(key): describe(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple, set)):

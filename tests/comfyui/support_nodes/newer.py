@@ -1,6 +1,6 @@
-"""Stand-ins for nodes that only newer versions of ComfyUI have: workflows with them open, and nothing is computed.
+"""Stand-ins for nodes that only newer versions of ComfyUI have. They let workflows open and compute nothing.
 
-Of inputs that grow and of those that depend on a choice only the ones that the shipped workflows use are here.
+Of growing inputs and of inputs that depend on a choice, they have only those that the shipped workflows use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nodes made of functions."""
+"""Make nodes from functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Function = Callable[..., Any]
 def node(
     name: str, *outputs: str, optional: dict[str, Any] | None = None, **inputs: Any
 ) -> Callable[[Function], Function]:
-    """Makes a node of a function with these inputs, whose result is the only output; without outputs a text to show."""
+    """Make a node from a function of these inputs. Its result is the only output, or the text to show."""
 
     def register(function: Function) -> Function:
         def run(self: object, **values: Any) -> Any:

@@ -1,7 +1,7 @@
-"""A sparse attention of the kind of ComfyUI 0.36's *Model Sparse Attention*, which needs a GPU and a newer ComfyUI.
+"""A sparse attention like ComfyUI 0.36's *Model Sparse Attention*, which needs a GPU and a newer ComfyUI.
 
-As that node does: its override declines calls outside of its part of the steps, cross-attention and calls with a mask,
-and hands them to the override that was there before; it puts itself on top again before each pass.
+Like that node's, its override passes calls outside its range of steps, cross-attention and calls with a mask to the
+previous override, and it installs itself on top again before each pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OVERRIDE = "optimized_attention_override"
     "TestSparseAttention", "MODEL", model=("MODEL",), start_percent=("FLOAT", {"default": 0.5, "min": 0.0, "max": 1.0})
 )
 def sparse_attention(model: Any, start_percent: float) -> Any:
-    """Computes self-attention over every second token from `start_percent` on."""
+    """From `start_percent` on, compute self-attention over every second key."""
     patched = model.clone()
     start = patched.get_model_object("model_sampling").percent_to_sigma(start_percent)
     installed: list[Any] = []

@@ -1,4 +1,4 @@
-"""WanVideoWrapper on a CPU: it counts on CUDA's autocast to compute some parts of its model in float32."""
+"""WanVideoWrapper on a CPU: the wrapper relies on CUDA's autocast to compute parts of its model in float32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .registered import node
 
 @node("TestWanWrapperOnCpu", "WANVIDEOMODEL", model=("WANVIDEOMODEL",))
 def wan_wrapper_on_cpu(model: Any) -> Any:
-    """The wrapper's model with the embedding of the timestep and the norms in float32."""
+    """The wrapper's model, with the timestep embedding and the norms in float32."""
     transformer = model.model.diffusion_model
     for module in transformer.modules():
         if isinstance(module, torch.nn.LayerNorm):

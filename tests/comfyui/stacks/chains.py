@@ -1,4 +1,4 @@
-"""Chains of nodes on the tiny Wan model, and what is compared of their samplings."""
+"""Chains of nodes on the tiny Wan model, and comparisons of their samplings."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def node(kind: str, model: str, **inputs: Any) -> dict[str, Any]:
 
 
 def half(model: str) -> dict[str, Any]:
-    """bfloat16, as on a GPU: packs cast what is in float32."""
+    """Compute in bfloat16, as on a GPU, because packs cast float32 tensors."""
     return node("ModelComputeDtype", model, dtype="bf16")
 
 
 def latents(server: ComfyServer, prompt: Prompt) -> torch.Tensor:
-    """Of a prompt, sampled once for all tests."""
+    """The latents of a prompt, sampled once for all tests."""
     return _sampled(server, json.dumps(prompt))
 
 
@@ -48,14 +48,14 @@ def wan(chain: Chain) -> Prompt:
     return sampling("wan", chain, steps=STEPS)
 
 
-def said(run: Run) -> str:
-    """The report, without what other samplings of this process did."""
+def report_text(run: Run) -> str:
+    """The report, without the drop-in's calls in other samplings of this process."""
     text: str = run.outputs[REPORT]["text"][0]
     return text.partition("Calls of sageattention")[0]
 
 
 def close(latent: torch.Tensor, plain: torch.Tensor, least: float = 0.999) -> bool:
-    """Whether the cosine similarity is above `least`, where mode 8b leaves it with these models."""
+    """Whether the cosine similarity is above `least`. With these models, mode 8b keeps it above the default."""
     latent, plain = latent.flatten(), plain.flatten()
     return float(torch.nn.functional.cosine_similarity(latent, plain, dim=0)) > least
 

@@ -10,7 +10,7 @@ from tools.comfyui.server import ComfyServer
 
 from .. import packs
 from ..prompts import sage
-from .chains import half, latents, need, node, run_of, said, wan
+from .chains import half, latents, need, node, report_text, run_of, wan
 
 
 def kj(model: str, kind: str = "auto") -> dict[str, Any]:
@@ -33,12 +33,12 @@ def test_kjnodes_alone(host: ComfyServer) -> None:
 
 
 def test_kjnodes_after_the_node(host: ComfyServer) -> None:
-    """It replaces the node, and the report must not claim its calls."""
+    """KJNodes replaces the node's override, so the report must not count the calls as the node's."""
     need(packs.KJNODES)
     run, served = run_of(host, {"half": half("loader"), **sage("half", mode="4b"), "kj": kj("sage")})
     wanted = latents(host, wan({"half": half("loader"), **sage("half")}))
     assert torch.equal(served, wanted)
-    text = said(run)
+    text = report_text(run)
     assert "16 attention calls: 16 by ComfyUI-KJNodes" in text and "Left to ComfyUI-KJNodes" in text, text
 
 
@@ -47,11 +47,11 @@ def test_kjnodes_before_the_node(host: ComfyServer) -> None:
     run, served = run_of(host, {"half": half("loader"), "kj": kj("half"), **sage("kj", mode="4b")})
     wanted = latents(host, wan({"half": half("loader"), **sage("half", mode="4b")}))
     assert torch.equal(served, wanted)
-    assert "Left to" not in said(run)
+    assert "Left to" not in report_text(run)
 
 
 def test_compiled_kjnodes(host: ComfyServer) -> None:
-    """The drop-in's call is one operator: the compiler need not be kept from it."""
+    """The drop-in's call is one operator, so KJNodes may let the compiler trace it."""
     need(packs.KJNODES)
     patched = kj("half")
     patched["inputs"]["allow_compile"] = True

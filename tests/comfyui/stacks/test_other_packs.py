@@ -1,4 +1,4 @@
-"""Packs beside KJNodes: the GGUF loader and WanVideoWrapper."""
+"""Packs other than KJNodes: the GGUF loader and WanVideoWrapper."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tools.comfyui.server import ComfyServer, Prompt
 
 from .. import packs
 from ..prompts import LATENT, REPORT, sage, sampling, with_report
-from .chains import Chain, close, latents, need, node, said, wan
+from .chains import Chain, close, latents, need, node, report_text, wan
 
 _seeds = itertools.count(1000)
 
 
-def calls_of_others(host: ComfyServer) -> int:
-    """How many calls the drop-in has served in mode 8b, as a report says that is made now."""
+def drop_in_calls(host: ComfyServer) -> int:
+    """How many calls the drop-in has served in mode 8b so far, from a new report."""
     prompt = with_report(sampling("wan", steps=1, seed=next(_seeds)))
     text = host.run(prompt).outputs[REPORT]["text"][0]
     count = re.search(r"^Calls of sageattention since the start: .*?(\d+) by reference, 8b", text, re.MULTILINE)
@@ -36,7 +36,7 @@ def test_gguf(host: ComfyServer) -> None:
     run = host.run(with_report(gguf(sage("loader"))))
     quantized = host.latent(run, LATENT)
     assert not torch.equal(quantized, plain) and close(quantized, plain)
-    assert "Left to" not in said(run)
+    assert "Left to" not in report_text(run)
 
 
 def test_wan_video_wrapper(host: ComfyServer) -> None:
@@ -66,8 +66,8 @@ def test_wan_video_wrapper(host: ComfyServer) -> None:
             LATENT: {"class_type": "SaveLatent", "inputs": written},
         }
 
-    before = calls_of_others(host)
+    before = drop_in_calls(host)
     plain, quantized = latents(host, prompt("sdpa")), latents(host, prompt("sageattn"))
-    served = calls_of_others(host) - before
+    served = drop_in_calls(host) - before
     assert not torch.equal(quantized, plain) and close(quantized, plain)
-    assert served == 30 * 2  # its layers and steps; cross-attention is torch's there
+    assert served == 30 * 2  # layers and steps; the wrapper computes cross-attention with torch

@@ -1,4 +1,4 @@
-"""Copies of the pack that cannot work still leave ComfyUI with nodes that say so, or with the first copy's nodes."""
+"""A broken copy of the pack gives ComfyUI nodes that say so. A second copy leaves the first copy's nodes in use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .prompts import LATENT, REPORT, sage, sampling, with_report
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the pack as the registry installs it, without the laboratory."""
+    """A copy of the pack as the registry installs it, without lab/."""
     folder = tmp_path / "copy"
     folder.mkdir()
     for module in REPOSITORY.glob("*.py"):
@@ -28,10 +28,10 @@ def copy(tmp_path: Path) -> Path:
     return folder
 
 
-def test_nodes_load_and_pass_through(
+def test_nodes_of_a_broken_copy_load_and_pass_through(
     root: Path, start: Callable[[Path, Path], ComfyServer], copy: Path, server: ComfyServer
 ) -> None:
-    """A module of the library raises while it is imported; workflows open as with one that works."""
+    """A library module raises on import. Workflows still open as with a working copy."""
     (copy / "comfy_sage2" / "dispatch" / "plan.py").write_text('raise RuntimeError("broken on\\npurpose")\n')
     with start(root, copy) as broken:
         plain = broken.latent(broken.run(sampling("wan")), LATENT)
@@ -45,7 +45,7 @@ def test_nodes_load_and_pass_through(
         assert "Traceback" in broken.log.read_text(errors="replace")
 
 
-def test_a_second_copy_leaves_the_first_one_at_work(
+def test_a_second_copy_leaves_the_first_one_in_use(
     root: Path, start: Callable[[Path, Path], ComfyServer], copy: Path, patient_threads: None
 ) -> None:
     server = start(root, REPOSITORY)
@@ -61,7 +61,7 @@ def test_a_second_copy_leaves_the_first_one_at_work(
 
 
 def test_a_host_may_import_the_pack_as_a_package(tmp_path: Path, installation: Installation) -> None:
-    """Then the pack itself is in use already under the name of its folder."""
+    """The pack is then already imported under its folder's name, and must not count as another copy."""
     (tmp_path / "custom_nodes").mkdir()
     (tmp_path / "custom_nodes" / "comfy_sage2").symlink_to(REPOSITORY, target_is_directory=True)
     code = "import custom_nodes.comfy_sage2 as pack; print(pack.OTHER, pack.IMPORTED)"

@@ -20,18 +20,18 @@ MODES = ("off", "8b", "4b")
 
 @pytest.fixture(scope="module")
 def compiling_host(root: Path, start: Callable[..., ComfyServer], patient_threads: None) -> Iterator[ComfyServer]:
-    """A ComfyUI with the attention that it takes on a GPU.
+    """A ComfyUI that uses its attention for GPUs.
 
-    The one that it takes on a CPU asks for the free memory in every call, which a compiler traces for minutes.
+    The one for CPUs queries the free memory in every call, and a compiler traces that for minutes.
     """
     with start(root, REPOSITORY, "--use-pytorch-cross-attention") as server:
         yield server
 
 
 def test_mode_switch_under_torch_compile(compiling_host: ComfyServer) -> None:
-    """Every mode gives what it gives without a compiler, whatever was compiled before it.
+    """Every mode gives the same result as without a compiler, whichever mode was compiled before.
 
-    The compiler backend "cudagraphs" traces the model and, on a CPU, runs the traced operators as they are: no C++
+    The compiler backend "cudagraphs" traces the model and, on a CPU, runs the traced operators as they are, so no C++
     compiler is needed.
     """
     compiler = {"class_type": "TorchCompileModel", "inputs": {"model": ["sage", 0], "backend": "cudagraphs"}}

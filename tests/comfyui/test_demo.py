@@ -1,4 +1,4 @@
-"""The demo in real ComfyUI versions: its prompt runs, and draws what diffusers draws; so does the template."""
+"""The demo in real ComfyUI versions: its prompt samples the same video as diffusers, and the template runs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .installations import REPOSITORY, Installation, comfyui_python, installatio
 
 TEMPLATE = REPOSITORY / "workflows" / "CPU demo SageAttention.json"
 JOB = Job("a red ball spins over a blue plain floor", width=64, height=64, frames=5, steps=3, guidance=2.0, seed=7)
-CALLS = 2 * 5  # of a step: self- and cross-attention of each layer; guidance runs as one batch
+CALLS = 2 * 5  # per step: self- and cross-attention of each of five layers; guidance runs as one batch
 
 
 def ignore(share: float) -> None:
-    """No progress is shown."""
+    """Show no progress."""
 
 
 @pytest.fixture(scope="module", params=installations(), ids=lambda installation: installation.name)
@@ -41,21 +41,21 @@ def full(comfyui: ComfyHost) -> Clip:
     return comfyui.sample(JOB, FULL_PRECISION, None, ignore)
 
 
-def test_both_hosts_draw_the_same_video(full: Clip) -> None:
-    embedded = DiffusersHost().sample(JOB, FULL_PRECISION, None, ignore)
+def test_both_hosts_sample_the_same_video(full: Clip) -> None:
+    in_diffusers = DiffusersHost().sample(JOB, FULL_PRECISION, None, ignore)
     assert full.frames.shape == (5, 64, 64, 3)
-    # Not more: ComfyUI takes its noise levels from a table of 1000.
-    assert psnr(full.frames, embedded.frames) > 30
+    # Not higher: ComfyUI takes its noise levels from a table of 1000.
+    assert psnr(full.frames, in_diffusers.frames) > 30
 
 
-def test_the_pack_tells_comfyui_of_the_trained_model(comfyui: ComfyHost) -> None:
-    """The host's own model folders are empty: nothing was copied."""
+def test_the_pack_registers_the_demo_models_with_comfyui(comfyui: ComfyHost) -> None:
+    """The host's own model folders are empty, because nothing was copied."""
     for path in map(Path, (DIT_FILE, VAE_FILE, CAPTIONS_FILE)):
         assert comfyui.model_files(str(path.parent)) == [path.name]
 
 
-def test_the_template_runs_as_it_is(comfyui: ComfyHost) -> None:
-    """Nothing chosen, nothing copied; only the video is made smaller here."""
+def test_the_template_runs_unchanged(comfyui: ComfyHost) -> None:
+    """The user need not choose or copy a file. The test only makes the video smaller."""
     prompt = to_prompt(json.loads(TEMPLATE.read_text(encoding="utf-8")), comfyui.object_info())
     nodes = {node["class_type"]: name for name, node in prompt.items()}
     prompt[nodes["EmptyHunyuanLatentVideo"]]["inputs"].update(width=64, height=64, length=5)

@@ -1,4 +1,4 @@
-"""The module `sageattention` of this pack in a real ComfyUI, and ComfyUI's own flag that asks for it."""
+"""This pack's module `sageattention` in a real ComfyUI, which asks for it by its own flag."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OFFERED = "this pack computes the attention of packs that import sageattention (
 
 @pytest.fixture(scope="module")
 def flagged(root: Path, start: Callable[..., ComfyServer], patient_threads: None) -> Iterator[ComfyServer]:
-    """A ComfyUI with its flag; no `sageattention` is installed."""
+    """A ComfyUI with FLAG; no `sageattention` is installed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(offer.BACKEND_VARIABLE, offer.REFERENCE)
         with start(root, REPOSITORY, FLAG) as server:
@@ -32,7 +32,7 @@ def flagged(root: Path, start: Callable[..., ComfyServer], patient_threads: None
 def test_the_flag_gives_the_latents_of_the_node(
     flagged: ComfyServer, server: ComfyServer, installation: Installation, family: str, padded: int
 ) -> None:
-    """With masks too, where HunyuanVideo's text is padded."""
+    """With padded text, HunyuanVideo's calls have masks."""
     node = sage("loader", rotate="auto")
     wanted = server.latent(server.run(sampling(family, node, padded=padded)), LATENT)
     plain = server.latent(server.run(sampling(family, padded=padded)), LATENT)
@@ -44,7 +44,7 @@ def test_the_flag_gives_the_latents_of_the_node(
     assert "Error running sage attention" not in log
 
 
-def test_the_node_works_beside_the_flag(flagged: ComfyServer, server: ComfyServer) -> None:
+def test_the_node_works_with_the_flag_set(flagged: ComfyServer, server: ComfyServer) -> None:
     chain = sage("loader", mode="4b")
     assert torch.equal(
         flagged.latent(flagged.run(sampling("wan", chain)), LATENT),
@@ -52,7 +52,7 @@ def test_the_node_works_beside_the_flag(flagged: ComfyServer, server: ComfyServe
     )
 
 
-def test_without_kernels_the_flag_ends_comfyui_and_the_log_says_why(
+def test_without_kernels_the_flag_stops_comfyui_and_the_log_says_why(
     installation: Installation, start: Callable[..., ComfyServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(offer.BACKEND_VARIABLE, raising=False)
@@ -64,7 +64,7 @@ def test_without_kernels_the_flag_ends_comfyui_and_the_log_says_why(
     assert reason < error and "[SA-103]" in log
 
 
-def test_neither_flag_nor_setting_changes_nothing(server: ComfyServer) -> None:
+def test_without_flag_and_setting_no_sageattention_is_offered(server: ComfyServer) -> None:
     log = server.log.read_text(errors="replace")
     assert "sageattention" not in log
     assert "/extensions/comfy_sage2/js/settings.js" in server.get("/extensions")

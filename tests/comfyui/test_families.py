@@ -1,4 +1,4 @@
-"""The families that people run, as tiny models of ComfyUI's own classes: each attention call is accounted for."""
+"""Tiny models of ComfyUI's own classes, one per family that people run: every attention call is accounted for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .installations import REPOSITORY, Installation, comfyui_python
 
 pytestmark = pytest.mark.exhaustive
 
-# Attention calls of a step of the tiny models, by what their blocks are said to have.
+# Attention calls per step of the tiny models, counted from what the families declare of their blocks.
 CALLS = {
     "MiniMax H3": 2,  # blocks
     "LTX-2": 2 * 6,
@@ -27,30 +27,27 @@ CALLS = {
     "Z-Image": 2 + 2 + 2,  # refiners of text and picture
     "Qwen-Image": 2,
     "Qwen-Image-Edit": 2,
-    "Krea 2": 2 + 2 + 2,  # over the layers of the text encoder, and over its tokens
+    "Krea 2": 2 + 2 + 2,  # blocks, calls over the text encoder's layers, calls over its tokens
     "Flux.2": 1 + 2,
     "Flux.2 Klein": 1 + 2,
     "MiniMax H3, pictures to refer to": 2,
-    "Wan Animate 2": 2 * (2 + 3 + 2),  # motion, a frame each with its motion, the video's first one and its text
+    "Wan Animate 2": 2 * (2 + 3 + 2),  # the motion; three frames, each with its motion; the first frame and cross
     "Qwen-Image 2.1": 2 * 2,  # the text and the picture
-    "Qwen-Image 2.1, edit": 2 * 3,  # and the picture to change
+    "Qwen-Image 2.1, edit": 2 * 3,  # the text, the picture, the picture to change
 }
-NEWER = {"Qwen-Image 2.1", "Qwen-Image 2.1, edit"}  # their file is in the overlay
+NEWER = {"Qwen-Image 2.1", "Qwen-Image 2.1, edit"}  # only an overlay has their file
 LEFT = {"Wan Animate 2": 8}  # calls for which the model asks for full precision
 MASKED = {"HunyuanVideo 1.5", "Qwen-Image", "Qwen-Image-Edit", *NEWER}
 H3 = {"MiniMax H3", "MiniMax H3, pictures to refer to"}
-BEFORE = {
-    *H3,
-    "LTX-2",
-    "LTX-2, image to video",
-}  # attend once to the text before the first step, where ComfyUI asks nobody
+# These families attend to the text once before the first step, where ComfyUI calls no override.
+BEFORE = {*H3, "LTX-2", "LTX-2, image to video"}
 STEPS = 2
-# The node's error as a share of what attention does. Short sequences of random tokens average nothing out.
+# The node's error as a share of the effect of attention. Errors do not average out in short random sequences.
 WORST_SHARE = {"Krea 2": 0.15}
 
 
 def run_families(installation: Installation, data: Path, *options: str) -> Any:
-    """Run the command on the CPU: the figures that it writes to `data`."""
+    """Run the command on the CPU; return the figures that it writes to `data`."""
     command = [str(comfyui_python()), "-m", "lab", "families", "--comfyui", str(installation.root)]
     command += ["--device", "cpu", "--json", str(data), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -59,8 +56,8 @@ def run_families(installation: Installation, data: Path, *options: str) -> Any:
     return json.loads(data.read_text(encoding="utf-8"))
 
 
-def found_by(installation: Installation, data: Path, *options: str) -> dict[str, Any]:
-    """What the command finds, family -> figures."""
+def figures_by_family(installation: Installation, data: Path, *options: str) -> dict[str, Any]:
+    """The command's figures by family."""
     if not installation.is_newest:
         pytest.skip("older versions lack the newer models")
     return {row["family"]: row for row in run_families(installation, data, *options)}
@@ -68,13 +65,13 @@ def found_by(installation: Installation, data: Path, *options: str) -> dict[str,
 
 @pytest.fixture(scope="module")
 def figures(installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The families that people run."""
+    """The figures of all families."""
     data = tmp_path_factory.mktemp("families") / "families.json"
-    return found_by(installation, data, "--time", "tiny", "--rounds", "1")
+    return figures_by_family(installation, data, "--time", "tiny", "--rounds", "1")
 
 
 def test_all_families_ran(figures: dict[str, Any], installation: Installation) -> None:
-    """Before a family runs, ComfyUI's detection has to find its real shape by the weights."""
+    """A family runs only if ComfyUI has detected its full-size model from the weights' shapes."""
     assert set(figures) == set(CALLS) - (set() if installation.is_overlay else NEWER)
     assert {row["failed"] for row in figures.values()} == {""}
 
@@ -88,7 +85,7 @@ def of(figures: dict[str, Any], family: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", CALLS)
-def test_every_call_that_asks_is_served(figures: dict[str, Any], family: str) -> None:
+def test_every_call_that_reaches_the_node_is_served(figures: dict[str, Any], family: str) -> None:
     served = of(figures, family)["served"]
     calls = served["calls"]
     left = sum(served["left"].values())

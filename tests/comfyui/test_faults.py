@@ -1,4 +1,4 @@
-"""Failures put into samplings of a real ComfyUI: they stay what they are, and the next sampling is as without them."""
+"""Faults injected into samplings of a real ComfyUI keep their type, and the next sampling is unaffected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLACES = ("backend", "ComfyUI's attention", "model")
 
 
 def is_quick(kind: str, place: str, guard: bool) -> bool:
-    """Between them these hold every pair of a kind of QUICK, a place, and whether there is a guard."""
+    """The quick cases cover each pair of a kind in QUICK, a place and a value of guard."""
     return kind in QUICK and (QUICK.index(kind) + PLACES.index(place)) % 2 != guard
 
 
@@ -32,9 +32,9 @@ _numbers = itertools.count(1)
 
 
 def prompt(guard: bool, kind: str = "none", place: str = "backend") -> Prompt:
-    """The sampling with this fault after the node, so that the node and its session are the same in every run.
+    """The sampling with this fault. The fault comes after the node, so all runs share the cached node and its session.
 
-    Cross-attention is ComfyUI's, so that a fault of its attention has a call to be in.
+    The node leaves cross-attention to ComfyUI, so that ComfyUI's attention has calls in which to fail.
     """
     inputs = {"model": ["sage", 0], "kind": kind, "place": place, "number": next(_numbers)}
     chain = {
@@ -45,25 +45,25 @@ def prompt(guard: bool, kind: str = "none", place: str = "backend") -> Prompt:
 
 
 def counts(run: Run) -> list[str]:
-    """The lines of the report that have no times in them."""
+    """The report's lines about calls, without times."""
     text: str = run.outputs[REPORT]["text"][0]
     return [line.split(" calls,")[0] for line in text.splitlines() if "calls" in line and "Time" not in line]
 
 
 @cache
-def whole(server: ComfyServer, guard: bool) -> tuple[torch.Tensor, list[str]]:
+def without_fault(server: ComfyServer, guard: bool) -> tuple[torch.Tensor, list[str]]:
     """The latents and the report's counts of the sampling without a fault."""
     run = server.run(prompt(guard))
     return server.latent(run, LATENT), counts(run)
 
 
 @pytest.mark.parametrize(("kind", "place", "guard"), CASES)
-def test_fault_and_what_comes_after_it(newest: ComfyServer, kind: str, place: str, guard: bool) -> None:
-    latent, plain = whole(newest, guard)
+def test_a_fault_does_not_affect_the_next_sampling(newest: ComfyServer, kind: str, place: str, guard: bool) -> None:
+    latent, plain = without_fault(newest, guard)
     survives = place == "backend" and kind == "RuntimeError"  # ComfyUI's attention serves the call
     if kind in VALUES or survives:
         run = newest.run(prompt(guard, kind, place))
-        # A fault that happens once is gone in the second run of the pass; what the model itself gives stays.
+        # The second run of the pass lacks a one-time fault of attention; a fault in the model's own output stays.
         finite = bool(newest.latent(run, LATENT).isfinite().all())
         assert finite == (survives or (guard and place != "model"))
         text = run.outputs[REPORT]["text"][0]

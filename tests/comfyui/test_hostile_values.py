@@ -1,4 +1,4 @@
-"""Values that no input takes, in a prompt or from another node: one error or note that names the input."""
+"""An invalid value, in a prompt or from another node, leads to one error or note that names the input."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tools.comfyui.server import ComfyServer, Prompt, PromptRefused
 from .prompts import LATENT, sage, sampling, with_report
 
 HOSTILE = (None, "nonsense\n\x1b[31m" + "x" * 400, {"a": 1}, float("nan"), -(10**400))
-# By ComfyUI's type of the input; a switch takes every value for true or false.
-ANSWERED = ("MODEL", "SAGE2_OPTIONS", "COMBO", "FLOAT")
+# The types of the inputs to test. A switch reads every value as true or false.
+TESTED_TYPES = ("MODEL", "SAGE2_OPTIONS", "COMBO", "FLOAT")
 NODES = ("SageAttention2", "SageAttention2Options", "SageAttention2Report")
 
 
@@ -25,7 +25,7 @@ def with_input(prompt: Prompt, node: str, name: str, value: Any) -> Prompt:
 
 
 def answer(server: ComfyServer, node: str, name: str, value: Any) -> str:
-    """What this value of an input leads to: the refusal, the error, or the texts on the nodes. Nothing is sampled."""
+    """What this value of an input leads to: a refusal, an error or the texts on the nodes. Nothing is sampled."""
     report = {"class_type": "SageAttention2Report", "inputs": {"model": ["sage", 0]}}
     loader = sampling("wan")["loader"]
     prompt: Prompt = {"loader": loader, **sage("loader"), "report": report}
@@ -43,28 +43,29 @@ def answer(server: ComfyServer, node: str, name: str, value: Any) -> str:
 
 @pytest.mark.parametrize("node", NODES)
 def test_each_input_is_named_once(newest: ComfyServer, node: str) -> None:
-    """What a host refuses by itself differs between versions."""
+    """Which values ComfyUI itself refuses differs between versions."""
     info = newest.get(f"/object_info/{node}")[node]["input"]
     kinds = {name: spec[0] for part in ("required", "optional") for name, spec in info.get(part, {}).items()}
-    asked = {name: "COMBO" if isinstance(kind, list) else kind for name, kind in kinds.items()}
-    for name in (name for name, kind in asked.items() if kind in ANSWERED):
+    types = {name: "COMBO" if isinstance(kind, list) else kind for name, kind in kinds.items()}
+    for name in (name for name, kind in types.items() if kind in TESTED_TYPES):
         for value in HOSTILE:
             if value is None and name == "options":  # no options
                 continue
-            said = answer(newest, node, name, value)
-            if said == f"refused: {name}":
+            text = answer(newest, node, name, value)
+            if text == f"refused: {name}":
                 continue
-            codes = re.findall(r"\[SA-(?:208|[45]\d\d)\] (?:the (?:input )?)?(\w+)", said)  # others tell of the machine
-            assert codes == [name], (name, value, said)
+            # Other codes are about the machine.
+            named = re.findall(r"\[SA-(?:208|[45]\d\d)\] (?:the (?:input )?)?(\w+)", text)
+            assert named == [name], (name, value, text)
 
 
 def linked(node: str, name: str, value: Any) -> Prompt:
-    """A sampling with every node of ours, where another node gives `value` to the input `name` of the node `node`."""
+    """A sampling with all our nodes, in which another node gives `value` to the input `name` of the node `node`."""
     given = {"given": {"class_type": "TestGivenValue", "inputs": {"text": json.dumps(value)}}}
     return {**given, **with_input(with_report(sampling("wan", sage("loader"), steps=1)), node, name, ["given", 0])}
 
 
-def test_no_options_are_the_defaults(server: ComfyServer) -> None:
+def test_options_of_none_are_the_defaults(server: ComfyServer) -> None:
     run = server.run(linked("SageAttention2", "options", None))
     assert run.outputs["sage"]["text"] and LATENT in run.outputs
 
@@ -81,7 +82,7 @@ def test_no_options_are_the_defaults(server: ComfyServer) -> None:
         ("SageAttention2Report", "measure_quality", "no", "measure_quality must be true or false, got 'no'"),
     ],
 )
-def test_a_value_that_an_input_cannot_take_is_named(
+def test_an_invalid_value_from_another_node_is_named(
     server: ComfyServer, node: str, name: str, value: Any, message: str
 ) -> None:
     with pytest.raises(RuntimeError, match=message):

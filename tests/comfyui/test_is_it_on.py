@@ -1,4 +1,4 @@
-"""Is it on? What report and log say beside other packs and after other runs, in real ComfyUI versions."""
+"""Is it on? What the report and the log say with other packs and after other runs, in real ComfyUI versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .prompts import REPORT, sage, sampling, with_report
 
 
 def reported(server: ComfyServer, prompt: Prompt) -> tuple[str, str]:
-    """The report of `prompt` and what the log got meanwhile."""
+    """The report of `prompt`, and what was logged meanwhile."""
     before = len(server.log.read_text(errors="replace"))
     text = server.run(with_report(prompt)).outputs[REPORT]["text"][0]
     return text, server.log.read_text(errors="replace")[before:]
@@ -37,20 +37,20 @@ def test_comfyuis_own_attention_node_after_it_is_named(server: ComfyServer) -> N
     assert "Left to ComfyUI's attention node (attention_pytorch)\n  12 calls" in text, text
 
 
-def test_a_model_that_never_asks_is_named(server: ComfyServer) -> None:
+def test_a_model_that_bypasses_the_node_is_named(server: ComfyServer) -> None:
     hidden = {"class_type": "TestHiddenAttention", "inputs": {"model": ["sage", 0]}}
     text, log = reported(server, sampling("wan", {**sage("loader"), "hidden": hidden}))
     assert "[SA-317] WAN21 ran 3 times, and none of its attention calls reached the node" in text, text
     assert "[SA-317] WAN21 ran 3 times" in log
 
 
-def test_a_pass_through_is_one_line_of_the_log(server: ComfyServer) -> None:
+def test_a_pass_through_is_logged_in_one_line(server: ComfyServer) -> None:
     _, log = reported(server, sampling("wan", sage("loader", mode="off")))
     assert log.count("SageAttention2: The model passes through unchanged: [SA-301] mode is off.") == 1, log
 
 
-def test_what_an_earlier_run_recorded_is_told_as_that(server: ComfyServer) -> None:
-    """The second run samples another model, and asks for the report of the first."""
+def test_a_report_on_an_earlier_run_says_so(server: ComfyServer) -> None:
+    """The second run samples another model and requests the report on the first."""
     prompt: dict[str, Any] = with_report(sampling("wan", sage("loader"), seed=4711))
     assert "From an earlier run" not in server.run(prompt).outputs[REPORT]["text"][0]
     other = copy.deepcopy(prompt)

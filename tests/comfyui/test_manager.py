@@ -1,8 +1,8 @@
 """ComfyUI-Manager with this pack: install, update, disable, enable and remove, from the registry and by git.
 
-A server on this machine stands in for the registry, and a copy of the Manager has its address. After each action
-ComfyUI starts anew and samples, by the node where it is there. comfyui-manager has to be in ComfyUI's environment, and
-comfy-cli on the path. COMFY_SAGE2_RESULTS names a folder for the page of what was seen.
+A server on this machine stands in for the registry, and a copy of the Manager has its address. After each action,
+ComfyUI restarts and samples, with the node if it is installed. ComfyUI's environment needs comfyui-manager, and the
+path needs comfy-cli. COMFY_SAGE2_RESULTS names a folder for a page of the results.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROWS: list[tuple[str, ...]] = []
 
 
 class Registry(ThreadingHTTPServer):
-    """Answers as the registry for this pack, and hands out the files of `folder`: archives, and a bare clone."""
+    """Answers like the registry for this pack, and serves the files of `folder`: archives, and a bare clone."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), partial(_Answer, directory=str(folder)))
@@ -55,7 +55,7 @@ class Registry(ThreadingHTTPServer):
         return answers.get(path)
 
     def publish(self) -> None:
-        """A new version: the registry names it, and the bare clone has its commit."""
+        """Publish a new version: the registry names it, and the bare clone gets its commit."""
         self.newest = NEW
         run("git", "commit", "-qam", NEW, cwd=self.folder / "clone")
         run("git", "push", "-q", "bare", "HEAD", cwd=self.folder / "clone")
@@ -75,7 +75,7 @@ class _Answer(SimpleHTTPRequestHandler):
         self.wfile.write(json.dumps(answer).encode())
 
     def log_message(self, *arguments: Any) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -100,7 +100,7 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def page(installation: Installation) -> Iterator[None]:
-    """Written when all is done, where the environment asks for it."""
+    """Write the page of results at the end, if COMFY_SAGE2_RESULTS is set."""
     yield
     folder = os.environ.get("COMFY_SAGE2_RESULTS")
     if folder is None or not ROWS:
@@ -129,7 +129,7 @@ def page(installation: Installation) -> Iterator[None]:
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[Registry]:
-    """With two versions of the pack as it was last committed."""
+    """A registry with two versions of the pack's last commit."""
     comfy = shutil.which("comfy")
     if comfy is None:
         pytest.skip("no `comfy` on the path (pip install comfy-cli)")
@@ -160,17 +160,17 @@ def host(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> ComfyServer:
-    """A ComfyUI without the pack, with a Manager that asks `registry`."""
+    """A ComfyUI without the pack, whose Manager uses `registry`."""
     if not installation.is_newest:
-        pytest.skip("tried in the newest version alone")
+        pytest.skip("runs only in the newest version")
     find = "import importlib.util as u; s = u.find_spec('comfyui_manager'); print(s.origin if s else '')"
     origin = run(comfyui_python(), "-c", find, cwd=tmp_path).strip()
     if not origin:
         pytest.skip("ComfyUI's environment has no comfyui-manager")
     manager = shutil.copytree(Path(origin).parent, tmp_path / "manager" / "comfyui_manager")
-    asks = manager / "common" / "cnr_utils.py"
-    asks.write_text(
-        asks.read_text(encoding="utf-8").replace("https://api.comfy.org", registry.address), encoding="utf-8"
+    client = manager / "common" / "cnr_utils.py"
+    client.write_text(
+        client.read_text(encoding="utf-8").replace("https://api.comfy.org", registry.address), encoding="utf-8"
     )
     # After an update the Manager starts ComfyUI's main.py itself, without the launcher that a CPU torch needs.
     (manager.parent / "sitecustomize.py").write_text(
@@ -182,14 +182,14 @@ def host(
     return start(installation.root, None)
 
 
-class Tried:
-    """What the Manager does in a ComfyUI, a row for each action. A context manager around the ComfyUI that runs."""
+class ManagedComfyUI:
+    """A ComfyUI that runs within the context. Each action of its Manager adds a row to ROWS."""
 
     def __init__(self, host: ComfyServer, source: str) -> None:
         self.host, self.source = host, source
         self.nodes = host.base / "custom_nodes"
 
-    def __enter__(self) -> Tried:
+    def __enter__(self) -> ManagedComfyUI:
         self.start()
         return self
 
@@ -197,7 +197,7 @@ class Tried:
         self.server.stop()
 
     def start(self) -> None:
-        """Start a ComfyUI, whose Manager then reads what the registry has."""
+        """Start ComfyUI, and wait until its Manager has read the registry."""
         options = ("--cpu", "--enable-manager")
         self.server = ComfyServer(comfyui_python(), self.host.root, self.host.base, options)
         try:
@@ -211,12 +211,12 @@ class Tried:
         return self.server.log.read_text(errors="replace")
 
     def act(self, action: str, kind: str, **params: Any) -> dict[str, str]:
-        """Have the Manager do something, start ComfyUI anew and sample: the new row, by the columns' names."""
-        answer = self.done(kind, params)
+        """Let the Manager act, restart ComfyUI and sample; return the new row by column names."""
+        answer = self.run_task(kind, params)
         pip = "yes" if "Install: pip packages" in self.log() else "no"
         self.server.stop()
         self.start()
-        sampled = self.sampled()
+        sampled = self.sample()
         packs = [
             path.parent for pattern in ("*", ".disabled/*") for path in self.nodes.glob(f"{pattern}/pyproject.toml")
         ]
@@ -227,7 +227,7 @@ class Tried:
         ROWS.append(row)
         return dict(zip(COLUMNS, row, strict=True))
 
-    def done(self, kind: str, params: dict[str, Any]) -> str:
+    def run_task(self, kind: str, params: dict[str, Any]) -> str:
         task = {"kind": kind, "params": params, "ui_id": kind, "client_id": "test"}
         for path, body in (("queue/task", task), ("queue/start", {})):
             data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -237,7 +237,7 @@ class Tried:
         result: str = wait_for(lambda: self.server.get(history)["history"].get(kind))["result"]
         return result
 
-    def sampled(self) -> str:
+    def sample(self) -> str:
         try:
             prompt = with_report(sampling("wan", sage("loader", when="always")))
             text = self.server.run(prompt).outputs[REPORT]["text"][0]
@@ -250,20 +250,22 @@ class Tried:
 
 
 @pytest.mark.parametrize("source", ["the registry", "git"])
-def test_the_manager_does_all_that_it_can(host: ComfyServer, registry: Registry, source: str) -> None:
+def test_the_manager_installs_updates_disables_enables_and_removes_the_pack(
+    host: ComfyServer, registry: Registry, source: str
+) -> None:
     git = source == "git"
     disabled = f".disabled/{PACK}@{'nightly' if git else NEW.replace('.', '_')}"
-    with Tried(host, source) as tried:
-        row = tried.act("install", "install", **INSTALL, selected_version="nightly" if git else OLD)
+    with ManagedComfyUI(host, source) as comfyui:
+        row = comfyui.act("install", "install", **INSTALL, selected_version="nightly" if git else OLD)
         served = row["a sampling"]
         assert row["the Manager's answer"] == "success" and row["version"] == OLD and row["pip"] == "no"
         assert row["in `custom_nodes`"] == PACK and served.startswith("by the node")
         registry.publish()
-        row = tried.act("update", "update", node_name=PACK, node_ver="nightly" if git else OLD)
+        row = comfyui.act("update", "update", node_name=PACK, node_ver="nightly" if git else OLD)
         assert row["version"] == NEW and row["pip"] == "no" and row["a sampling"] == served
-        row = tried.act("disable", "disable", node_name=PACK)
+        row = comfyui.act("disable", "disable", node_name=PACK)
         assert row["in `custom_nodes`"] == disabled and row["a sampling"] == "without the node"
-        row = tried.act("enable", "enable", cnr_id=PACK)
+        row = comfyui.act("enable", "enable", cnr_id=PACK)
         assert row["in `custom_nodes`"] == PACK and row["version"] == NEW and row["a sampling"] == served
-        row = tried.act("remove", "uninstall", node_name=PACK)
+        row = comfyui.act("remove", "uninstall", node_name=PACK)
         assert row["in `custom_nodes`"] == "nothing" and row["a sampling"] == "without the node"

@@ -1,4 +1,4 @@
-"""The nodes in the graph: what the report delivers, caching, shared workflows and help."""
+"""The nodes in the graph: the report's outputs, caching, unknown and invalid inputs, tooltips and defaults."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_choices_are_the_same_on_every_machine(server: ComfyServer) -> None:
     assert choices["backend"] == ["auto", "reference", "auto or reference"]
 
 
-def test_a_prompt_with_a_model_alone_runs_by_the_defaults(server: ComfyServer) -> None:
+def test_a_prompt_with_only_a_model_uses_the_defaults(server: ComfyServer) -> None:
     node = {"class_type": "SageAttention2", "inputs": {"model": ["loader", 0]}}
     plain = server.run(sampling("wan", {"sage": node}, steps=1)).outputs["sage"]["text"]
     options = {"class_type": "SageAttention2Options", "inputs": {}}
@@ -104,8 +104,8 @@ def test_a_prompt_with_a_model_alone_runs_by_the_defaults(server: ComfyServer) -
     assert server.run(sampling("wan", chain, steps=1)).outputs["sage"]["text"] == plain
 
 
-def test_inputs_that_the_node_does_not_have_are_named(server: ComfyServer) -> None:
-    """A value and a link, as prompts of other versions have them."""
+def test_unknown_inputs_are_named(server: ComfyServer) -> None:
+    """Prompts of other versions have unknown values and links."""
     prompt = with_report(sampling("wan", sage("loader"), steps=1))
     prompt["sage"]["inputs"] |= {"tiles": 16, "guide": ["positive", 0]}
     prompt["sage_options"]["inputs"]["level"] = "high"
@@ -116,15 +116,15 @@ def test_inputs_that_the_node_does_not_have_are_named(server: ComfyServer) -> No
         assert set(lines) <= set(text.splitlines()), text
 
 
-def test_thousands_of_inputs_that_the_node_does_not_have_get_a_short_line(server: ComfyServer) -> None:
+def test_thousands_of_unknown_inputs_get_a_short_line(server: ComfyServer) -> None:
     prompt = sampling("wan", sage("loader"), steps=1)
     prompt["sage"]["inputs"] |= {f"{'x' * 1000}{number}": 1 for number in range(3000)}
     line = server.run(prompt).outputs["sage"]["text"][0].splitlines()[-1]
     assert line.endswith(" and 2980 others; they were ignored") and len(line) < 2000, line
 
 
-def test_an_unknown_choice_gives_way_to_the_default(server: ComfyServer) -> None:
-    """On the node, in the report and in the log, each in one line."""
+def test_an_unknown_choice_becomes_the_default(server: ComfyServer) -> None:
+    """The node, the report and the log each say so in one line."""
     mode = "8b\n\x1b[31mbroken\ud800" + "x" * 500
     run = server.run(with_report(sampling("wan", sage("loader", mode=mode), steps=1)))
     report = run.outputs[REPORT]["text"][0]
@@ -138,10 +138,10 @@ def test_an_unknown_choice_gives_way_to_the_default(server: ComfyServer) -> None
 @pytest.mark.parametrize(
     ("first", "last", "words"), [(0.9, 0.1, "(start_percent) must not be above"), (-0.5, 1.0, "must be from 0 to 1")]
 )
-def test_steps_that_cannot_be_are_refused_before_anything_runs(
+def test_an_impossible_range_of_steps_is_refused_before_the_run(
     server: ComfyServer, first: float, last: float, words: str
 ) -> None:
-    """By one error, which says it in a sentence."""
+    """ComfyUI shows one error, in one sentence."""
     prompt = sampling("wan", sage("loader", start_percent=first, end_percent=last))
     with pytest.raises(PromptRefused) as refused:
         server.run(prompt)
@@ -149,8 +149,8 @@ def test_steps_that_cannot_be_are_refused_before_anything_runs(
     assert len(errors) == 1 and "[SA-402]" in errors[0]["details"] and words in errors[0]["details"], errors
 
 
-def test_a_share_of_the_steps_that_another_node_gives_is_accepted(server: ComfyServer) -> None:
-    """Its value is unknown before the run; that of the other input is still checked then, by the node."""
+def test_a_step_percent_from_another_node_is_checked_in_the_run(server: ComfyServer) -> None:
+    """Its value is unknown before the run, so the node checks the range of steps when it runs."""
     prompt = sampling("wan", sage("loader", end_percent=0.4), steps=1)
     prompt["share"] = {"class_type": "PrimitiveFloat", "inputs": {"value": 0.25}}
     prompt["sage_options"]["inputs"]["start_percent"] = ["share", 0]
@@ -160,7 +160,7 @@ def test_a_share_of_the_steps_that_another_node_gives_is_accepted(server: ComfyS
         server.run(prompt)
 
 
-def test_the_reference_serves_where_no_kernel_can_if_asked_for(server: ComfyServer) -> None:
+def test_auto_or_reference_uses_the_reference_if_no_kernel_can_run(server: ComfyServer) -> None:
     run = server.run(with_report(sampling("wan", sage("loader", backend="auto or reference"), steps=1)))
     shown = run.outputs["sage"]["text"][0].splitlines()
     assert shown[0].startswith("The slow reference version computes the attention")
@@ -173,15 +173,15 @@ def test_every_input_and_output_has_a_tooltip(server: ComfyServer, node: str) ->
     assert all(spec[1].get("tooltip") for spec in inputs(server, node).values())
     assert [name for name, spec in inputs(server, node).items() if ";" in spec[1]["tooltip"]] == [], "whole sentences"
     assert all(info(server, node)["output_tooltips"])
-    if node != "SageAttention2DemoCaption":  # two lines in the classic design; Nodes 2.0 shows them over other nodes
+    if node != "SageAttention2DemoCaption":  # the classic design shows two lines; Nodes 2.0 covers other nodes
         assert [name for name, spec in inputs(server, node).items() if len(spec[1]["tooltip"]) > 120] == []
 
 
 def test_there_is_one_set_of_defaults(server: ComfyServer) -> None:
-    """A node as dragged in, a prompt with a model alone, which takes the settings', and a patch in diffusers agree."""
+    """A new node, a prompt with only a model (it uses Settings' defaults) and a diffusers patch agree."""
     both = {**inputs(server, "SageAttention2"), **inputs(server, "SageAttention2Options")}
-    dragged_in = {name: spec[1]["default"] for name, spec in both.items() if name not in ("model", "options")}
-    assert dragged_in == {field.name: field.default for field in fields(Settings) if field.name != "notes"}
+    new_node = {name: spec[1]["default"] for name, spec in both.items() if name not in ("model", "options")}
+    assert new_node == {field.name: field.default for field in fields(Settings) if field.name != "notes"}
     for node in NODES[:2]:
         assert set(info(server, node)["input"].get("required", {})) <= {"model"}
     module, settings = torch.nn.Module(), Settings()
@@ -192,18 +192,18 @@ def test_there_is_one_set_of_defaults(server: ComfyServer) -> None:
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_inputs_have_names_in_words(server: ComfyServer, node: str) -> None:
-    """What an input is called, unless it has a name for the user."""
+def test_input_names_have_no_underscores(server: ComfyServer, node: str) -> None:
+    """The user sees an input's display_name, or else its name."""
     shown = {name: spec[1].get("display_name", name) for name, spec in inputs(server, node).items()}
     assert [name for name, words in shown.items() if "_" in words] == []
 
 
-def test_the_page_can_ask_what_a_node_has_said(server: ComfyServer) -> None:
+def test_the_server_returns_what_a_node_shows(server: ComfyServer) -> None:
     server.run(sampling("wan", sage("loader"), steps=1), workflow="asked for")
-    (told,) = server.get("/comfy_sage2/node_status?workflow=asked+for")
-    assert told["type"] == "SageAttention2" and told["badge"].endswith("8b reference · CPU")
+    (status,) = server.get("/comfy_sage2/node_status?workflow=asked+for")
+    assert status["type"] == "SageAttention2" and status["badge"].endswith("8b reference · CPU")
     assert server.get("/comfy_sage2/node_status?workflow=another") == []
 
 
-def test_the_log_says_at_the_start_what_the_node_can_do(server: ComfyServer) -> None:
+def test_the_log_says_at_startup_that_no_kernel_can_run(server: ComfyServer) -> None:
     assert server.log.read_text(errors="replace").count(": no kernel can run here: ") == 1

@@ -1,4 +1,4 @@
-"""What users see: latents of real samplings in real ComfyUI versions, with the node in all its settings."""
+"""Latents of samplings in real ComfyUI versions, with the node in all its settings."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from tools.comfyui.server import ComfyServer, Prompt
 from .prompts import REPORT, sage, sampling, with_report
 from .stacks.chains import latents
 
-BOUNDS = {
-    "8b": 0.999,
-    "4b": 0.99,
-    "precise": 0.9995,
-}  # least cosine similarity of the final latents to those of full precision
+# The least cosine similarity of the final latents to those of full precision.
+BOUNDS = {"8b": 0.999, "4b": 0.99, "precise": 0.9995}
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -46,7 +43,7 @@ def model_state(server: ComfyServer, chain: dict[str, dict[str, Any]]) -> dict[s
 
 @pytest.mark.parametrize("options", [{"mode": "off"}, {"backend": "auto"}, {"mode": "off", "guard": False}], ids=str)
 def test_an_idle_node_leaves_the_model_as_it_is(server: ComfyServer, options: dict[str, Any]) -> None:
-    """Nothing runs for an attention call or a step; one function runs for a sampling, which the report asks."""
+    """No function runs per attention call or step. One runs per sampling, for the report."""
     plain = model_state(server, {})
     idle = model_state(server, sage("loader", **options))
     assert idle["wrappers"].pop("outer_sample") == {"comfy_sage2": ["function"]}
@@ -62,7 +59,7 @@ def test_an_idle_node_leaves_the_model_as_it_is(server: ComfyServer, options: di
 
 
 def test_automatic_backend_passes_through_where_no_kernel_runs(server: ComfyServer) -> None:
-    """The servers run with --cpu, where there is no accelerated backend."""
+    """The servers run with --cpu, so no accelerated backend exists."""
     prompt = sampling("wan", sage("loader", backend="auto"))
     assert torch.equal(latents(server, sampling("wan")), latents(server, prompt))
     text = report(server, prompt)
@@ -80,7 +77,7 @@ def test_quantized_attention_is_close_to_the_baseline(server: ComfyServer, famil
 
 
 def test_masks_reach_the_kernel(server: ComfyServer) -> None:
-    """With text masked the result follows the masked baseline and not the unmasked one; nothing is left to ComfyUI."""
+    """With masked text, the result is closer to the masked baseline, and no call is left to ComfyUI."""
     chain = sage("loader")
     masked, unmasked = latents(server, sampling("hunyuan", padded=12)), latents(server, sampling("hunyuan"))
     quantized = latents(server, sampling("hunyuan", chain, padded=12))
@@ -98,7 +95,7 @@ def test_half_precision_models(server: ComfyServer, dtype: str) -> None:
 
 
 def test_two_nodes_in_a_row(server: ComfyServer) -> None:
-    """The last node serves what it can; the first one serves the steps that the last leaves out."""
+    """The last node serves its steps; the first one serves the steps that the last leaves out."""
     chain = {**sage("loader", "first", mode="4b"), **sage("first", "last", mode="8b", end_percent=0.5)}
     text = report(server, sampling("wan", chain, steps=4))
     last, first = text.split("\n\n")
@@ -116,8 +113,8 @@ def test_an_earlier_override_serves_what_the_node_leaves_out(server: ComfyServer
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["one node", "a node each"])
-def test_a_share_of_steps_is_that_of_the_sampler_and_not_of_the_schedule(server: ComfyServer, shared: bool) -> None:
-    """A schedule of 6 steps, of which the first sampler takes 4; the second is a sampler of 2 steps to the node."""
+def test_step_percents_refer_to_the_samplers_steps_not_the_schedules(server: ComfyServer, shared: bool) -> None:
+    """Of a schedule of 6 steps, the first sampler runs 4. To the node, the second is a sampler of 2 steps."""
     options: dict[str, Any] = {"start_percent": 0.5}
     prompt = sampling("wan", sage("loader", **options), steps=6)
     second = "shift"
@@ -142,7 +139,7 @@ def test_a_share_of_steps_is_that_of_the_sampler_and_not_of_the_schedule(server:
         assert "Active in steps 3 to 4 of this sampler's 4." in outputs["of_first"]["text"][0], outputs
 
 
-def test_guard_changes_nothing_where_all_is_finite(server: ComfyServer) -> None:
+def test_guard_changes_nothing_if_all_outputs_are_finite(server: ComfyServer) -> None:
     prompt = sampling("wan", sage("loader"))
     assert torch.equal(latents(server, prompt), latents(server, sampling("wan", sage("loader", guard=False))))
     text = report(server, prompt)
@@ -150,7 +147,7 @@ def test_guard_changes_nothing_where_all_is_finite(server: ComfyServer) -> None:
 
 
 def test_guard_runs_a_broken_pass_again(server: ComfyServer) -> None:
-    """What breaks is left to ComfyUI from the first pass on, as if the node had left it alone."""
+    """ComfyUI computes what breaks from the first pass on, so the latents are those without the node."""
     fault = {"kind": "nan", "place": "every call of the backend", "number": 0}
     broken = {"class_type": "TestFault", "inputs": {"model": ["loader", 0], **fault}}
     prompt = sampling("wan", {"broken": broken, **sage("broken")})
@@ -162,7 +159,7 @@ def test_guard_runs_a_broken_pass_again(server: ComfyServer) -> None:
 
 
 @pytest.mark.exhaustive
-def test_sparse_leaves_blocks_out_of_long_calls_after_the_dense_steps(server: ComfyServer) -> None:
+def test_sparse_skips_blocks_of_long_calls_after_the_dense_steps(server: ComfyServer) -> None:
     prompt = sampling("wan", sage("loader", sparse="strong", dense_percent=0.5))
     prompt["empty"]["inputs"].update({"width": 512, "height": 512, "length": 29})  # 8,192 tokens
     text = report(server, prompt)

@@ -15,11 +15,11 @@ from .installations import REPOSITORY
 LOCALES = REPOSITORY / "locales"
 NODES = ("SageAttention2", "SageAttention2Options", "SageAttention2Report")
 LANGUAGES = ("es", "fr", "ja", "ko", "ru", "zh")
-# Letters that only a text in the language has; Spanish and French have none in every text.
+# Letters that mark a text of the language. Spanish and French have none that every text contains.
 LETTERS = {"ja": r"[\u3040-\u30ff]", "ko": r"[\uac00-\ud7af]", "ru": r"[\u0400-\u04ff]", "zh": r"[\u4e00-\u9fff]"}
-# What the frontend's library of messages takes for its own syntax.
+# Characters that the frontend's message library reads as syntax.
 SYNTAX = re.compile(r"[{}@|]")
-SETTING = {"comfy_sage2_sageattention"}  # the setting's id, as the frontend looks for it
+SETTING = {"comfy_sage2_sageattention"}  # the setting's id, as the frontend looks it up
 
 
 def translations(language: str, file: str = "nodeDefs") -> dict[str, Any]:
@@ -27,13 +27,13 @@ def translations(language: str, file: str = "nodeDefs") -> dict[str, Any]:
     return result
 
 
-def test_the_languages_are_these() -> None:
+def test_locales_match_the_list_of_languages() -> None:
     assert sorted(path.name for path in LOCALES.iterdir()) == list(LANGUAGES)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_node_and_input_is_translated(server: ComfyServer, language: str) -> None:
-    """And nothing is that no node has; the server hands out what the files hold. Tooltips stay English."""
+    """Nothing else is translated, and the server returns the files' content. Tooltips stay English."""
     translated = translations(language)
     assert server.get("/i18n")[language] == {"nodeDefs": translated, "settings": translations(language, "settings")}
     nodes = {
@@ -43,18 +43,18 @@ def test_every_node_and_input_is_translated(server: ComfyServer, language: str) 
     }
     assert set(translated) == set(nodes)
     for name, node in nodes.items():
-        own = translated[name]
-        assert set(own) == {"display_name", "description", "inputs", "outputs"}, name
+        entry_of_node = translated[name]
+        assert set(entry_of_node) == {"display_name", "description", "inputs", "outputs"}, name
         inputs = {**node["input"].get("required", {}), **node["input"].get("optional", {})}
-        assert list(own["inputs"]) == list(inputs), name
-        assert set(own["outputs"]) == {str(number) for number in range(len(node["output"]))}, name
-        names = [*own["inputs"].values(), *own["outputs"].values()]
+        assert list(entry_of_node["inputs"]) == list(inputs), name
+        assert set(entry_of_node["outputs"]) == {str(number) for number in range(len(node["output"]))}, name
+        names = [*entry_of_node["inputs"].values(), *entry_of_node["outputs"].values()]
         assert all(set(entry) == {"name"} for entry in names), name
-        texts = [own["display_name"], own["description"], *(entry["name"] for entry in names)]
+        texts = [entry_of_node["display_name"], entry_of_node["description"], *(entry["name"] for entry in names)]
         assert all(text.strip() == text != "" and not SYNTAX.search(text) for text in texts), name
-        assert own["display_name"].startswith("SageAttention2"), "the search finds it by that"
-        assert own["description"] != node["description"]
-        assert re.search(LETTERS.get(language, ""), own["description"])
+        assert entry_of_node["display_name"].startswith("SageAttention2"), "the search finds the node by this prefix"
+        assert entry_of_node["description"] != node["description"]
+        assert re.search(LETTERS.get(language, ""), entry_of_node["description"])
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -68,7 +68,7 @@ def test_the_setting_is_translated(language: str) -> None:
 @pytest.mark.parametrize("language", ["ja", "zh"])
 @pytest.mark.parametrize("node", NODES)
 def test_the_help_page_is_translated(server: ComfyServer, node: str, language: str) -> None:
-    """It names the inputs as the page's language does, and every choice."""
+    """It names every choice, and each input by its translated name."""
     page = server.get_bytes(f"/extensions/comfy_sage2/docs/{node}/{language}.md").decode()
     inputs = server.get(f"/object_info/{node}")[node]["input"]
     assert page.startswith(f"# {translations(language)[node]['display_name']}\n")
@@ -78,12 +78,12 @@ def test_the_help_page_is_translated(server: ComfyServer, node: str, language: s
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_the_help_page_lists_what_the_node_has(server: ComfyServer, node: str) -> None:
-    """Each input by its name, in the node's order; and where a page lists an input's choices, all of them."""
+def test_the_help_page_lists_the_nodes_inputs_and_choices(server: ComfyServer, node: str) -> None:
+    """The page lists each input by name, in the node's order. If it lists an input's choices, it lists all of them."""
     section = (REPOSITORY / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8")
     section = section.partition("\n## Inputs\n")[2].partition("\n## ")[0]
-    given = server.get(f"/object_info/{node}")[node]["input"]
-    inputs = {**given.get("required", {}), **given.get("optional", {})}
+    sections = server.get(f"/object_info/{node}")[node]["input"]
+    inputs = {**sections.get("required", {}), **sections.get("optional", {})}
     listed = []
     for paragraph in re.split(r"^(?=\*\*)", section, flags=re.MULTILINE)[1:]:
         title, _, text = paragraph.partition(":" if ":" in paragraph.partition("\n")[0] else "\n")

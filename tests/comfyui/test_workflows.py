@@ -1,4 +1,4 @@
-"""The shipped workflows fit the nodes of every ComfyUI version, and the newest one accepts them."""
+"""The shipped workflows fit the nodes of every ComfyUI version, and the newest version accepts them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .conversion import FRONTEND_ONLY, to_prompt
 from .installations import REPOSITORY, Installation
 
 UI_WORKFLOWS = sorted((REPOSITORY / "workflows").glob("*.json"))
-# Those that the quick tests open: the most used, one with two samplers, and the one that runs without a GPU.
+# The workflows of the quick tests: the most used, one with two samplers, and the one that runs without a GPU.
 QUICK = ("Flux.1 T2I", "Wan2.2 T2V", "CPU demo")
 SOME_TEMPLATES = [
     pytest.param(path, id=path.stem, marks=[] if path.stem.startswith(QUICK) else pytest.mark.exhaustive)
     for path in UI_WORKFLOWS
 ]
-# Nodes and text encoders that came after the newest version tested, by the workflows that need them.
+# Start of a workflow's name -> the version that added its nodes and text encoders, newer than all tested ones.
 NEEDS = {"Qwen-Image 2.1": (0, 39), "FLUX.3": (0, 41), "FastH3": (0, 43)}
 
 
@@ -63,7 +63,7 @@ def test_workflow_fits(server: ComfyServer, path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOME_TEMPLATES)
 def test_the_newest_version_accepts_the_workflow(newest: ComfyServer, path: Path) -> None:
-    """Running it fails at once, since the models are empty files."""
+    """It is queued, and the run fails at once because the models are empty files."""
     object_info = newest.get("/object_info")
     prompt = to_prompt(read(path), object_info)
     kinds = object_info["CLIPLoader"]["input"]["required"]["type"][0]

@@ -10,15 +10,15 @@ from comfy_sage2.integrations.sageattention import offer, serving
 @pytest.fixture
 def reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(offer.BACKEND_VARIABLE, offer.REFERENCE)
-    fresh(monkeypatch)
+    reset_counts(monkeypatch)
 
 
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine whose kernels cannot serve a call."""
     monkeypatch.delenv(offer.BACKEND_VARIABLE, raising=False)
-    fresh(monkeypatch)
+    reset_counts(monkeypatch)
 
 
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def reset_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "calls", serving.CallCounts())

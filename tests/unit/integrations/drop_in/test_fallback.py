@@ -1,4 +1,4 @@
-"""Calls that no kernel serves: torch's attention, counted, in the report and once in the log."""
+"""Torch's attention computes calls that no kernel serves. The report counts them; the log names each reason once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from comfy_sage2.integrations.sageattention import serving
 
 pytestmark = pytest.mark.usefixtures("fresh_seed")
 
-functions: Any = typed  # the result is a tensor, or two
+functions: Any = typed  # the result is one tensor or two
 
 
 def qkv(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -32,28 +32,28 @@ def qkv(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, 
 def test_torch_serves_what_no_kernel_can(layout: str, caplog: pytest.LogCaptureFixture) -> None:
     q, k, v = qkv(1, 6, 6, 16)
     allowed = torch.rand(1, 1, 6, 6) < 0.7
-    allowed[..., 0] = True  # with is_causal no query may be left without a key
+    allowed[..., 0] = True  # every query keeps a key, with is_causal too
     wanted = [
         scaled_dot_product_attention(q, k, v),
         scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3),
         scaled_dot_product_attention(q, k, v, attn_mask=allowed),
         scaled_dot_product_attention(q, k, v, attn_mask=allowed & torch.ones(6, 6, dtype=torch.bool).tril()),
     ]
-    given = [tensor if layout == "HND" else tensor.transpose(1, 2) for tensor in (q, k, v)]
+    tensors = [tensor if layout == "HND" else tensor.transpose(1, 2) for tensor in (q, k, v)]
     with caplog.at_level(logging.WARNING, "comfy_sage2"):
         outputs = [
-            functions.sageattn(*given, layout),
-            functions.sageattn(*given, layout, is_causal=True, sm_scale=0.3),
-            functions.sageattn(*given, layout, attn_mask=allowed),
+            functions.sageattn(*tensors, layout),
+            functions.sageattn(*tensors, layout, is_causal=True, sm_scale=0.3),
+            functions.sageattn(*tensors, layout, attn_mask=allowed),
             functions.sageattn(
-                *given, layout, is_causal=True, attn_mask=torch.where(allowed, 0.0, -torch.inf).double()
+                *tensors, layout, is_causal=True, attn_mask=torch.where(allowed, 0.0, -torch.inf).double()
             ),
         ]
     for out, expected in zip(outputs, wanted, strict=True):
         torch.testing.assert_close(out if layout == "HND" else out.transpose(1, 2), expected)
         assert out.is_contiguous()
-    left = [record.getMessage() for record in caplog.records]
-    assert len(left) == len(set(left)) and "SA-103" in left[0], left
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == len(set(warnings)) and "SA-103" in warnings[0], warnings
     assert any("3 left to torch's attention: [SA-103]" in line for line in serving.calls.lines())
 
 
@@ -64,7 +64,7 @@ def test_a_scale_that_is_no_number_is_named(scale: object) -> None:
 
 
 @pytest.mark.usefixtures("no_kernels")
-def test_with_the_lse() -> None:
+def test_torch_computes_the_lse() -> None:
     q, k, v = qkv(1, 2, 24, 32)
     out, lse = functions.sageattn(q, k, v, return_lse=True)
     torch.testing.assert_close(out, scaled_dot_product_attention(q, k, v), rtol=1e-4, atol=1e-5)
@@ -87,7 +87,7 @@ def test_the_lse_is_computed_in_float32_under_autocast(scale: float | None) -> N
     with torch.autocast("cpu", torch.bfloat16):
         out, lse = functions.sageattn(q, k, v, sm_scale=scale, return_lse=True)
     assert out.dtype == torch.bfloat16 and lse.dtype == torch.float32
-    # q and k are rounded to 16 bits before, as torch does.
+    # As in torch, q and k are first rounded to 16 bits.
     rounded = (q.bfloat16().double() @ k.bfloat16().double().mT) * (64**-0.5 if scale is None else scale)
     assert (lse - rounded.logsumexp(-1)).abs().max() < 1e-4
     expected = scores.softmax(-1) @ v.double()
@@ -95,8 +95,8 @@ def test_the_lse_is_computed_in_float32_under_autocast(scale: float | None) -> N
 
 
 @pytest.mark.usefixtures("reference")
-def test_the_backend_that_is_asked_for_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside kernels, too, which would be taken where no backend is named."""
+def test_the_requested_backend_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds even if kernels exist, which would serve the call if no backend were named."""
     planned: list[CallSignature] = []
 
     def plan(signature: CallSignature) -> CallPlan | Refusal:
@@ -117,9 +117,11 @@ def test_the_backend_that_is_asked_for_is_planned_for(monkeypatch: pytest.Monkey
         (ReferenceCall, "compute", ValueError("refused after all")),
         (ReferenceBackend, "bind", RuntimeError("no image for this device")),
     ],
-    ids=["in the call", "by the module", "where the call is planned"],
+    ids=["in the call", "by the module", "in planning"],
 )
-def test_a_kernel_that_fails(owner: type, method: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_serves_a_call_whose_kernel_fails(
+    owner: type, method: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(*args: object, **options: object) -> Any:
         raise error
 
@@ -132,7 +134,7 @@ def test_a_kernel_that_fails(owner: type, method: str, error: Exception, monkeyp
 
 @pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize("result", [0, 1])
-def test_torch_gives_the_gradient_beside_the_lse(result: int) -> None:
+def test_torch_computes_gradients_of_the_output_and_the_lse(result: int) -> None:
     q, k, v = qkv(1, 2, 8, 32)
     q.requires_grad_()
     scores = q.double() @ k.double().mT / 32**0.5
@@ -153,7 +155,7 @@ def test_the_log_does_not_flood(caplog: pytest.LogCaptureFixture) -> None:
     assert "200 by torch's attention" in calls.lines()[0]
 
 
-def test_the_report_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_counts_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = serving.CallCounts()
     monkeypatch.setattr(text, "sage_calls", calls)
     assert text.report([]) == text.NOT_PATCHED

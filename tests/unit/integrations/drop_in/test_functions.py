@@ -1,4 +1,4 @@
-"""The functions of `sageattention`: arguments of all forms, and what is refused."""
+"""The functions of `sageattention`: arguments of all forms, and refused ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from comfy_sage2.integrations.sageattention import serving
 pytestmark = pytest.mark.usefixtures("reference", "fresh_seed")
 
 Function = Callable[..., Any]
-functions: Any = typed  # the result is a tensor, or two
+functions: Any = typed  # the result is one tensor or two
 DENSE: list[Function] = [
     functions.sageattn,
     functions.sageattn_qk_int8_pv_fp8_cuda,
@@ -31,7 +31,7 @@ def name_of(function: Function) -> str:
 
 
 def inputs(heads: int = 4, kv_heads: int = 4, layout: str = "HND", head_dim: int = 64) -> list[torch.Tensor]:
-    """q, k, v with 40 queries and 72 keys, far from zero where quantization is hard."""
+    """q, k, v with 40 queries and 72 keys, offset from zero, which makes quantization harder."""
     q, k, v = (
         torch.randn(2, number, length, head_dim, dtype=torch.bfloat16) + 1
         for number, length in ((heads, 40), (kv_heads, 72), (kv_heads, 72))
@@ -39,7 +39,7 @@ def inputs(heads: int = 4, kv_heads: int = 4, layout: str = "HND", head_dim: int
     return [q, k, v] if layout == "HND" else [tensor.transpose(1, 2).contiguous() for tensor in (q, k, v)]
 
 
-def test_sageattn_is_the_default_of_a_new_node() -> None:
+def test_sageattn_computes_like_a_new_node() -> None:
     qkv = inputs()
     wanted = attention(*qkv, mode="8b", rotate="auto", backend="reference")
     assert torch.equal(functions.sageattn(*qkv, smooth_k=False), wanted)
@@ -59,8 +59,8 @@ def test_smooth_v_is_passed_on() -> None:
     assert torch.equal(functions.sageattn_qk_int8_pv_fp8_cuda(*qkv, smooth_v=True), wanted)
 
 
-def test_the_names_of_other_libraries() -> None:
-    """As yunchang calls it: by FlashAttention's names, which the real package drops."""
+def test_flash_attentions_argument_names() -> None:
+    """yunchang passes FlashAttention's names, which the real package ignores."""
     qkv = inputs(layout="NHD")
     neutral = {"dropout_p": 0, "window_size": (-1, -1), "softcap": 0.0, "alibi_slopes": None, "return_softmax": False}
     wanted = functions.sageattn(*qkv, "NHD", True, 0.3)
@@ -98,17 +98,17 @@ def test_wrong_values_are_named(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("backend", ["reference", "no_kernels"])
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
-def test_masks_of_integers_are_refused(
+def test_integer_masks_are_refused(
     backend: str, is_causal: bool, dtype: torch.dtype, request: pytest.FixtureRequest
 ) -> None:
-    """1 for "attend" is no additive mask, which would shift the scores by 1."""
+    """A mask with 1 for "attend" is not additive: added to the scores, it would shift them by 1."""
     request.getfixturevalue(backend)
     mask = (torch.rand(2, 1, 40, 72) < 0.5).to(dtype)
     with pytest.raises(TypeError, match="SA-204"):
         functions.sageattn(*inputs(), attn_mask=mask, is_causal=is_causal)
 
 
-def test_other_dimensions_have_no_layout_but_torchs() -> None:
+def test_layout_nhd_needs_four_dimensions() -> None:
     q, k, v = inputs()
     with pytest.raises(ValueError, match="SA-201"):
         functions.sageattn(q[0], k[0], v[0], "NHD")
@@ -125,13 +125,13 @@ def test_the_parameters_are_in_the_order_of_the_real_package() -> None:
     }
     for name, parameters in order.items():
         by_position = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        given = inspect.signature(getattr(functions, name)).parameters.values()
-        names = [parameter.name for parameter in given if parameter.kind == by_position]
+        declared = inspect.signature(getattr(functions, name)).parameters.values()
+        names = [parameter.name for parameter in declared if parameter.kind == by_position]
         assert names == ["q", "k", "v", *parameters.split()]
 
 
 def test_comfyui_finds_the_mask_among_the_parameters() -> None:
-    """It asks the signature whether masks can be passed."""
+    """ComfyUI finds out from the signature whether masks can be passed."""
     assert "attn_mask" in inspect.signature(functions.sageattn).parameters
 
 

@@ -1,6 +1,6 @@
 """Random calls of the dense functions against float64: none raises where torch would not, and none is wrong.
 
-Slow: some hundred. Exhaustive: 10,000.
+Slow: a few hundred calls. Exhaustive: 10,000.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FUNCTIONS = [
 ]
 MANY = 10_000
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
-# What has to be drawn in some hundred calls; a draw that never comes tests nothing.
-DRAWN = {
+# The kinds that a few hundred calls must contain. A kind that is never drawn is not tested.
+KINDS = {
     "torch's order", "torch's names", "keywords", "NHD", "LSE", "causal", "mask of bool", "mask of float",
     "mask of 4", "mask of 2", "mask of 1", "grouped", "2-D", "3-D", "5-D", "strided", "expanded", "other head_dim of v",
     "large head_dim", "odd scale", "scale", "autocast", "gradient", "no queries", "no keys", "batches broadcast",
-    "closed row",
+    "row without keys",
     *map(str, DTYPES),
     *FUNCTIONS,
 }  # fmt: skip
@@ -42,7 +42,7 @@ DRAWN = {
 
 @dataclass
 class Draw:
-    """A call: q, k and v of shape (…, H, N, D), and what it is made of in words."""
+    """A call: q, k and v of shape (…, H, N, D); kinds: its properties, in words."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -52,10 +52,10 @@ class Draw:
     kinds: set[str] = field(default_factory=set)
 
 
-def drawn(chance: random.Random) -> Draw:
+def draw_call(chance: random.Random) -> Draw:
     kinds: set[str] = set()
 
-    def comes(kind: str, probability: float) -> bool:
+    def happens(kind: str, probability: float) -> bool:
         if chance.random() < probability:
             kinds.add(kind)
         return kind in kinds
@@ -65,32 +65,32 @@ def drawn(chance: random.Random) -> Draw:
         kinds.add(f"{dims}-D")
     batch, heads = chance.choice([1, 1, 2, 3]), chance.choice([1, 2, 4])
     queries, keys = chance.choice([1, 2, 17, 64, 130]), chance.choice([1, 3, 40, 65, 129])
-    if comes("no queries", 0.02):
+    if happens("no queries", 0.02):
         queries = 0
-    if comes("no keys", 0.02):
+    if happens("no keys", 0.02):
         keys = 0
     head_dim = chance.choice([16, 32, 64, 72, 128])
-    if comes("large head_dim", 0.04):
+    if happens("large head_dim", 0.04):
         head_dim = 264
-    of_v = 24 if comes("other head_dim of v", 0.04) else head_dim
+    v_head_dim = 24 if happens("other head_dim of v", 0.04) else head_dim
     kv_heads = heads
-    if dims in (4, 5) and heads > 1 and comes("grouped", 0.15):
+    if dims in (4, 5) and heads > 1 and happens("grouped", 0.15):
         kv_heads = chance.choice([n for n in (1, 2) if n < heads])
     dtype = chance.choice(DTYPES[:3]) if chance.random() < 0.95 else torch.float64
     kinds.add(str(dtype))
-    lead = {2: (), 3: (heads,), 4: (batch, heads), 5: (2, batch, heads)}[dims]
-    kv_lead = lead if dims in (2, 3) else (*lead[:-1], kv_heads)
-    q = torch.randn(*lead, queries, head_dim).to(dtype)
-    k = torch.randn(*kv_lead, keys, head_dim).to(dtype)
-    v = torch.randn(*kv_lead, keys, of_v).to(dtype)
-    if dims == 4 and batch > 1 and kv_heads == heads and queries and keys and comes("batches broadcast", 0.1):
+    leading_sizes = {2: (), 3: (heads,), 4: (batch, heads), 5: (2, batch, heads)}[dims]
+    kv_leading_sizes = leading_sizes if dims in (2, 3) else (*leading_sizes[:-1], kv_heads)
+    q = torch.randn(*leading_sizes, queries, head_dim).to(dtype)
+    k = torch.randn(*kv_leading_sizes, keys, head_dim).to(dtype)
+    v = torch.randn(*kv_leading_sizes, keys, v_head_dim).to(dtype)
+    if dims == 4 and batch > 1 and kv_heads == heads and queries and keys and happens("batches broadcast", 0.1):
         q = q[:1]
     options: dict[str, Any] = {}
-    if comes("scale", 0.2):
+    if happens("scale", 0.2):
         options["scale"] = chance.choice([0.05, 0.2, 1.0 / 3])
-    elif comes("odd scale", 0.04):
+    elif happens("odd scale", 0.04):
         options["scale"] = chance.choice([0.0, -0.2])
-    if comes("causal", 0.25):
+    if happens("causal", 0.25):
         options["is_causal"] = True
     mask = None
     if chance.random() < 0.35:
@@ -102,28 +102,28 @@ def drawn(chance: random.Random) -> Draw:
                 (1, 1, 1, keys),
                 (heads, 1, keys),
             ]
-        if not comes("gradient", 0):
+        if not happens("gradient", 0):
             shapes += [(keys,)]
         shape = chance.choice(shapes)
         kinds.add(f"mask of {len(shape)}")
         mask = torch.rand(shape) < 0.7
-        if len(shape) > 1 and queries > 2 and shape[-2] > 2 and comes("closed row", 0.2):
+        if len(shape) > 1 and queries > 2 and shape[-2] > 2 and happens("row without keys", 0.2):
             mask[..., 1, :] = False
         else:
             mask[..., :1] = True
-        if comes("mask of float", 0.5):
+        if happens("mask of float", 0.5):
             mask = torch.where(mask, torch.randn(shape), -torch.inf).to(dtype)
         else:
             kinds.add("mask of bool")
-    if comes("strided", 0.1):
+    if happens("strided", 0.1):
         q, k, v = (tensor.mT.contiguous().mT for tensor in (q, k, v))
-    elif comes("expanded", 0.03):
+    elif happens("expanded", 0.03):
         v = v[..., :1].expand(v.shape)
     return Draw(q, k, v, mask, options, kinds)
 
 
 def exact(draw: Draw) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Output, LSE and what the output's magnitude is measured by, from the definition in float64."""
+    """Output, LSE and the magnitude to which errors are relative, from the definition in float64."""
     q, k, v = (tensor.detach().double() for tensor in (draw.q, draw.k, draw.v))
     if q.dim() > 2 and q.shape[-3] != k.shape[-3]:
         k, v = (tensor.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for tensor in (k, v))
@@ -140,7 +140,7 @@ def exact(draw: Draw) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def call(draw: Draw, chance: random.Random) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The output, (…, H, N, D), and the LSE where the call asks for it."""
+    """The output, (…, H, N, D), and the LSE if the call returns it."""
     name = chance.choice(FUNCTIONS)
     draw.kinds.add(name)
     function: Callable[..., Any] = getattr(functions, name)
@@ -161,17 +161,17 @@ def call(draw: Draw, chance: random.Random) -> tuple[torch.Tensor, torch.Tensor 
     if form == "LSE":
         out, lse = function(q, k, v, attn_mask=mask, return_lse=True, **options)
         return out, lse
-    given = [tensor.transpose(1, 2) for tensor in (q, k, v)]
+    tensors = [tensor.transpose(1, 2) for tensor in (q, k, v)]
     if chance.random() < 0.5:
-        return function(*given, "NHD", attn_mask=mask, **options).transpose(1, 2), None
+        return function(*tensors, "NHD", attn_mask=mask, **options).transpose(1, 2), None
     draw.kinds.add("LSE")
-    out, lse = function(*given, tensor_layout="NHD", attn_mask=mask, return_lse=True, **options)
+    out, lse = function(*tensors, tensor_layout="NHD", attn_mask=mask, return_lse=True, **options)
     return out.transpose(1, 2), lse
 
 
-def checked(chance: random.Random) -> tuple[set[str], str]:
-    """Draw and check one call: what it was made of, and what was wrong or nothing."""
-    draw = drawn(chance)
+def check_call(chance: random.Random) -> tuple[set[str], str]:
+    """Draw and check one call; return its kinds, and what was wrong, if anything."""
+    draw = draw_call(chance)
     casts = draw.q.dtype in (torch.float32, torch.bfloat16) and chance.random() < 0.1
     if casts:
         draw.kinds.add("autocast")
@@ -180,25 +180,25 @@ def checked(chance: random.Random) -> tuple[set[str], str]:
         draw.kinds.add("gradient")
         draw.v = draw.v.detach().requires_grad_()
     wanted, lse, magnitude = exact(draw)
-    told = f"{sorted(draw.kinds)} {tuple(draw.q.shape)} {tuple(draw.k.shape)} {draw.options}"
+    described = f"{sorted(draw.kinds)} {tuple(draw.q.shape)} {tuple(draw.k.shape)} {draw.options}"
     try:
         with torch.autocast("cpu", torch.bfloat16, enabled=casts):
             out, out_lse = call(draw, chance)
-    except Exception as error:  # whatever is raised is what the test looks for
-        return draw.kinds, f"{told}: {type(error).__name__}: {error}"
+    except Exception as error:  # the test looks for every exception
+        return draw.kinds, f"{described}: {type(error).__name__}: {error}"
     dtype = torch.bfloat16 if casts else draw.q.dtype
     wrong = differences(out, wanted, float(magnitude.sum()), dtype, needs_gradient)
     if out_lse is not None and not (
         out_lse.dtype == torch.float32 and torch.allclose(out_lse.detach().double(), lse, rtol=0.02, atol=0.3)
     ):
         wrong += f" an LSE of {out_lse.dtype} that is not the exact one"
-    return draw.kinds, wrong and f"{told}:{wrong}"
+    return draw.kinds, wrong and f"{described}:{wrong}"
 
 
 def differences(
     out: torch.Tensor, wanted: torch.Tensor, magnitude: float, dtype: torch.dtype, needs_gradient: bool
 ) -> str:
-    """What is wrong with an output in words; empty where nothing is."""
+    """What is wrong with an output, in words; empty if nothing is."""
     if out.shape != wanted.shape or out.dtype != dtype or out.requires_grad != needs_gradient:
         return f" {tuple(out.shape)} {out.dtype} requires_grad={out.requires_grad}"
     error = float((out.detach().double() - wanted).abs().sum())
@@ -215,19 +215,19 @@ def test_random_calls(count: int) -> None:
     seen: Counter[str] = Counter()
     problems = []
     for _ in range(count):
-        kinds, wrong = checked(chance)
+        kinds, wrong = check_call(chance)
         seen.update(kinds)
         problems += [wrong] if wrong else []
     assert not problems, "\n".join([f"{len(problems)} of {count}", *problems[:5]])
-    assert seen.keys() >= DRAWN, f"never drawn: {DRAWN - seen.keys()}"
+    assert seen.keys() >= KINDS, f"never drawn: {KINDS - seen.keys()}"
     served, *_ = serving.calls.lines()
     assert "by reference" in served and "by torch's attention" in served
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("reference")
-def test_what_torch_takes_is_taken_and_what_it_refuses_may_be_refused() -> None:
-    """Shapes and dtypes that fit, and that do not: torch is the judge."""
+def test_calls_that_torch_accepts_are_accepted() -> None:
+    """Random shapes and dtypes, of which not all fit. Calls that torch refuses may be refused."""
     chance = random.Random(5)
     torch.manual_seed(5)
     outcomes: Counter[bool] = Counter()
@@ -251,8 +251,8 @@ def test_what_torch_takes_is_taken_and_what_it_refuses_may_be_refused() -> None:
             outcomes[False] += 1
             continue
         outcomes[True] += 1
-        given = args if len(args) > 3 else [*args, None]
-        out = getattr(functions, chance.choice(FUNCTIONS))(*given, **options)
+        positional = args if len(args) > 3 else [*args, None]
+        out = getattr(functions, chance.choice(FUNCTIONS))(*positional, **options)
         assert out.shape == wanted.shape and out.dtype == wanted.dtype
         scale = float(args[2].abs().sum() / args[2].numel()) * wanted.numel()
         assert float((out.double() - wanted.double()).nan_to_num().abs().sum()) <= 0.12 * scale + 1e-6

@@ -1,4 +1,4 @@
-"""When the pack offers a module `sageattention`, what importing it does, and what an installed one does to that."""
+"""When the pack offers a module `sageattention`, what importing it does, and what an installed package changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Start = Callable[..., None]
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Runs the pack's script as ComfyUI does; modules, path and finders of this process are restored afterwards."""
+    """Runs the pack's script as ComfyUI does. Afterwards, this process's modules, path and finders are restored."""
     for name in [name for name in sys.modules if name.partition(".")[0] == NAME]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -63,8 +63,8 @@ def site(tmp_path: Path, start: Start) -> Path:
     return folder
 
 
-def installed(site: Path, code: str | None, **files: str) -> None:
-    """Put a `sageattention` there: its `__init__` (None: it has none) and more files by their names."""
+def install(site: Path, code: str | None, **files: str) -> None:
+    """Write a `sageattention` into `site`: its `__init__` (None: without one) and other files by name."""
     (site / NAME).mkdir()
     for name, text in {**({} if code is None else {"__init__": code}), **files}.items():
         (site / NAME / f"{name}.py").write_text(text)
@@ -88,7 +88,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("flag", [True, False])
-def test_it_is_found_only_when_the_user_asks(start: Start, flag: bool) -> None:
+def test_the_module_is_found_only_with_the_flag(start: Start, flag: bool) -> None:
     finders = [*sys.meta_path]
     start(flag=flag)
     assert origin() == (OURS if flag else None)
@@ -97,7 +97,7 @@ def test_it_is_found_only_when_the_user_asks(start: Start, flag: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "is_asked"),
+    ("settings", "is_offered"),
     [
         (b'{"comfy_sage2.sageattention": true, "Comfy.Locale": "zh"}', True),
         (b'{"comfy_sage2.sageattention": false}', False),
@@ -111,16 +111,18 @@ def test_it_is_found_only_when_the_user_asks(start: Start, flag: bool) -> None:
     ],
     ids=["on", "off", "a text", "none", "a list", "broken", "no UTF-8", "deep", "large"],
 )
-def test_the_setting(start: Start, tmp_path: Path, settings: bytes, is_asked: bool) -> None:
+def test_the_module_is_offered_only_if_the_setting_is_true(
+    start: Start, tmp_path: Path, settings: bytes, is_offered: bool
+) -> None:
     file = tmp_path / "user" / "default" / "comfy.settings.json"
     file.parent.mkdir(parents=True)
     file.write_bytes(settings)
     start(flag=False)
-    assert (origin() is not None) == is_asked
+    assert (origin() is not None) == is_offered
 
 
 @pytest.mark.usefixtures("reference")
-def test_importing_serves(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_importing_the_module_gives_our_functions(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "comfy_sage2")
     start()
     module: Any = importlib.import_module(NAME)
@@ -134,10 +136,10 @@ def test_importing_serves(start: Start, caplog: pytest.LogCaptureFixture) -> Non
 
 
 @pytest.mark.usefixtures("no_kernels")
-def test_where_nothing_serves_it_is_missing_and_the_log_says_why(
+def test_without_a_backend_the_module_is_missing_and_the_log_says_why(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """ComfyUI's own check of the exception's name takes it for missing; who trusts metadata imports it next."""
+    """ComfyUI recognizes a missing module by the exception's name. Code that trusts metadata imports it next."""
     start()
     for reason in (r"SA-601.*SA-103", "No module named"):
         with pytest.raises(ModuleNotFoundError, match=reason) as caught:
@@ -149,10 +151,10 @@ def test_where_nothing_serves_it_is_missing_and_the_log_says_why(
 
 
 @pytest.mark.parametrize("error", ["ImportError", "AttributeError", "OSError"])
-def test_a_broken_library_is_a_missing_module(
+def test_with_a_broken_library_the_module_is_missing(
     start: Start, tmp_path: Path, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ComfyUI takes an ImportError alone for a missing module, and any other error ends its start."""
+    """ComfyUI reads only an ImportError as a missing module; any other error stops it at startup."""
     copy = tmp_path / "pack"
     path = "comfy_sage2/integrations/sageattention/path/sageattention"
     (copy / path).mkdir(parents=True)
@@ -163,10 +165,10 @@ def test_a_broken_library_is_a_missing_module(
     start(script=copy / "prestartup_script.py")
     with pytest.raises(ModuleNotFoundError, match=r"SA-111.*broken on purpose"):
         importlib.import_module(NAME)
-    assert "comfy_sage2" not in sys.modules  # else the next import of it would seem to work
+    assert "comfy_sage2" not in sys.modules  # otherwise the next import would seem to work
 
 
-def test_a_second_copy_leaves_the_first_ones_offer(start: Start, tmp_path: Path) -> None:
+def test_a_second_copy_does_not_replace_the_first_ones_module(start: Start, tmp_path: Path) -> None:
     (tmp_path / "prestartup_script.py").write_bytes((REPOSITORY / "prestartup_script.py").read_bytes())
     finders = [*sys.meta_path]
     start()
@@ -188,12 +190,12 @@ def test_a_second_copy_leaves_the_first_ones_offer(start: Start, tmp_path: Path)
         "other.__spec__, other.__path__ = __spec__, __path__\nsys.modules[__name__] = other\n",
         "from . import core\ndef __getattr__(name):\n    return getattr(core, name)\n",
     ],
-    ids=["one file", "relative", "imports itself", "puts another in its place", "lazy"],
+    ids=["one file", "relative", "imports itself", "replaces itself", "lazy"],
 )
-def test_a_package_that_works_is_never_shadowed(
+def test_a_working_package_is_never_shadowed(
     start: Start, site: Path, flag: bool, has_metadata: bool, code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    installed(site, code, core=WORKING)
+    install(site, code, core=WORKING)
     if has_metadata:
         (site / f"{NAME}-1.0.6.dist-info").mkdir()
         (site / f"{NAME}-1.0.6.dist-info" / "METADATA").write_text(METADATA)
@@ -207,16 +209,16 @@ def test_a_package_that_works_is_never_shadowed(
     assert not warnings(caplog)
 
 
-def test_one_that_is_imported_already_stays(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_already_imported_module_stays(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType(NAME)
     monkeypatch.setitem(sys.modules, NAME, module)
     start()
     assert importlib.import_module(NAME) is module and str(offer.PATH) not in sys.path
 
 
-def test_one_that_appears_later_comes_first(start: Start, site: Path) -> None:
+def test_a_package_installed_later_comes_first(start: Start, site: Path) -> None:
     start()
-    installed(site, WORKING)
+    install(site, WORKING)
     assert str(site) in str(origin())
 
 
@@ -227,19 +229,19 @@ BROKEN = {
     "another error": "raise RuntimeError('register twice')",
     "syntax": "def sageattn(:",
     "no function": "from . import part",
-    "ends in a submodule": "from .part import sageattn, missing",
-    "ends Python": "raise SystemExit(3)",
-    "a function that cannot be looked up": "def __getattr__(name): raise RuntimeError('lazy')",
-    "takes itself away": "import sys; from .part import sageattn; del sys.modules[__name__]",
+    "fails after a submodule import": "from .part import sageattn, missing",
+    "exits Python": "raise SystemExit(3)",
+    "attribute lookup fails": "def __getattr__(name): raise RuntimeError('lazy')",
+    "removes itself": "import sys; from .part import sageattn; del sys.modules[__name__]",
 }
 
 
 @pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize("code", BROKEN.values(), ids=BROKEN)
-def test_this_pack_serves_in_the_place_of_a_broken_package(
+def test_this_pack_replaces_a_broken_package(
     start: Start, site: Path, code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    installed(site, code + "\n", part=WORKING)
+    install(site, code + "\n", part=WORKING)
     start()
     module: Any = importlib.import_module(NAME)
     assert module.sageattn is functions.sageattn and importlib.import_module(NAME) is module
@@ -251,11 +253,11 @@ def test_this_pack_serves_in_the_place_of_a_broken_package(
 
 @pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize("error", ["ImportError", "OSError", "SystemExit"])
-def test_a_broken_package_where_nothing_serves_is_a_missing_module(
+def test_without_a_backend_a_broken_package_is_a_missing_module(
     start: Start, site: Path, error: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Any other error than an ImportError would end ComfyUI, which tries the import at each start."""
-    installed(site, f"raise {error}('wrong DLL')\n")
+    """ComfyUI tries the import at each start, and any error but an ImportError would stop it."""
+    install(site, f"raise {error}('wrong DLL')\n")
     start()
     for _ in range(2):
         with pytest.raises(ModuleNotFoundError, match="SA-601"):
@@ -264,16 +266,16 @@ def test_a_broken_package_where_nothing_serves_is_a_missing_module(
 
 
 @pytest.mark.usefixtures("reference")
-def test_an_empty_folder_of_the_name_does_not_stand_in_the_way(start: Start, site: Path) -> None:
-    """It is what a failed uninstall leaves: "cannot import name 'sageattn' (unknown location)"."""
-    installed(site, None)
+def test_an_empty_folder_named_sageattention_is_ignored(start: Start, site: Path) -> None:
+    """A failed uninstall leaves such a folder: "cannot import name 'sageattn' (unknown location)"."""
+    install(site, None)
     start()
     assert importlib.import_module(NAME).__file__ == OURS
 
 
 @pytest.mark.parametrize("capable", [None, 0, 1], ids=str)
 def test_one_gpu_that_has_kernels_is_enough(monkeypatch: pytest.MonkeyPatch, capable: int | None) -> None:
-    """Of several the first that can serve; of none the reason is that of the first."""
+    """The first GPU that can serve is chosen. If none can, the reason is that of the first."""
     monkeypatch.delenv(offer.BACKEND_VARIABLE, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -291,7 +293,7 @@ def test_one_gpu_that_has_kernels_is_enough(monkeypatch: pytest.MonkeyPatch, cap
     assert offer.serving() == expected
 
 
-def test_an_unknown_wish_of_a_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_backend_in_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(offer.BACKEND_VARIABLE, "fastest")
     with pytest.raises(ValueError, match=r"SA-601.*got 'fastest'"):
         offer.wanted_backend()

@@ -1,4 +1,4 @@
-"""`sageattn` in the place of torch's scaled_dot_product_attention: whatever torch takes is computed."""
+"""`sageattn` in place of torch's scaled_dot_product_attention: it computes every call that torch accepts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*vmap"),
 ]
 
-functions: Any = typed  # the result is a tensor, or two
+functions: Any = typed  # the result is one tensor or two
 REPOSITORY = Path(__file__).resolve().parents[4]
 torchs: Any = F.scaled_dot_product_attention
 
@@ -32,8 +32,8 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(shape)
 
 
-def closed(*shape: int) -> torch.Tensor:
-    """A bool mask that leaves the first key to every query."""
+def random_mask(*shape: int) -> torch.Tensor:
+    """A random bool mask that lets every query attend to the first key."""
     mask = torch.rand(shape) < 0.5
     mask[..., 0] = True
     return mask
@@ -48,14 +48,14 @@ q, k, v = random(2, 4, 9, 32), random(2, 4, 13, 32), random(2, 4, 13, 32)
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "None by position": ((q, k, v, None), {}),
     "everything by position": ((q, k, v, None, 0.0, True), {}),
-    "a mask by position": ((q, k, v, closed(9, 13)), {"scale": 0.1}),
+    "a mask by position": ((q, k, v, random_mask(9, 13)), {"scale": 0.1}),
     "names": ((), {"query": q, "key": k, "value": v, "attn_mask": random(4, 9, 13), "is_causal": False}),
     "some names": ((q, k), {"value": v}),
     "2-D": ((q[0, 0], k[0, 0], v[0, 0]), {}),
-    "3-D": ((q[0], k[0], v[0]), {"attn_mask": closed(4, 9, 13)}),
-    "3-D, a mask of 2": ((q[0], k[0], v[0], closed(9, 13)), {}),
+    "3-D": ((q[0], k[0], v[0]), {"attn_mask": random_mask(4, 9, 13)}),
+    "3-D, a mask of 2": ((q[0], k[0], v[0], random_mask(9, 13)), {}),
     "5-D": ((q[None], k[None], v[None]), {}),
-    "5-D, a mask of 5": ((q[None], k[None], v[None], closed(1, 2, 1, 9, 13)), {}),
+    "5-D, a mask of 5": ((q[None], k[None], v[None], random_mask(1, 2, 1, 9, 13)), {}),
     "6-D": ((q[None, None], k[None, None], v[None, None]), {"is_causal": True}),
     "head_dim 1 of v": ((q, k, random(2, 4, 13, 1)), {}),
     "heads that broadcast": ((q, k[:, :1], v[:, :1]), {}),
@@ -71,10 +71,10 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 def test_calls_in_torchs_form(name: str, function: str) -> None:
     args, kwargs = CALLS[name]
     assert is_close(getattr(functions, function)(*args, **kwargs), torchs(*args, **kwargs))
-    assert len(serving.calls.lines()) <= 2, "one call, and a reason at most"
+    assert len(serving.calls.lines()) <= 2, "one call, and at most one reason"
 
 
-def test_most_of_them_reach_a_kernel() -> None:
+def test_most_forms_reach_a_kernel() -> None:
     for name in ("None by position", "a mask by position", "names", "2-D", "3-D", "5-D", "6-D", "expanded rows"):
         args, kwargs = CALLS[name]
         functions.sageattn(*args, **kwargs)
@@ -83,7 +83,7 @@ def test_most_of_them_reach_a_kernel() -> None:
 
 @pytest.mark.slow
 def test_a_pack_that_replaced_torchs_function_before_the_import() -> None:
-    """Its function imports `sageattention` at its first call, and what we leave to torch must not come back to it."""
+    """The replacement imports `sageattention` at its first call. Calls left to torch must not reach the replacement."""
     code = (
         "import torch\n"
         "from torch.nn import functional as F\n"
@@ -97,14 +97,14 @@ def test_a_pack_that_replaced_torchs_function_before_the_import() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True, timeout=300)
 
 
-def test_all_eight_by_position() -> None:
-    """torch takes the last two by their names alone; a caller that knows its order may not."""
-    grouped, mask = (q, k[:, :2], v[:, :2]), closed(9, 13)
+def test_all_eight_arguments_by_position() -> None:
+    """torch takes the last two only by name, but a caller may pass them in torch's order."""
+    grouped, mask = (q, k[:, :2], v[:, :2]), random_mask(9, 13)
     out = functions.sageattn(*grouped, mask, 0.0, False, 0.3, True)
     assert is_close(out, torchs(*grouped, mask, scale=0.3, enable_gqa=True))
 
 
-def test_dropout_is_torchs() -> None:
+def test_torch_computes_dropout() -> None:
     torch.manual_seed(3)
     wanted = torchs(q, k, v, dropout_p=0.5)
     torch.manual_seed(3)
@@ -134,7 +134,7 @@ MODULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("trains", [False, True])
 def test_torchs_own_modules(name: str, trains: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text encoders are such modules: a pack that replaces torch's function must not break them."""
+    """Text encoders are such modules, and a pack that replaces torch's function must not break them."""
     x = random(2, 32, 64)
     outputs = []
     for function in (torchs, functions.sageattn):
@@ -144,7 +144,7 @@ def test_torchs_own_modules(name: str, trains: bool, monkeypatch: pytest.MonkeyP
             outputs.append(MODULES[name](x))
         assert outputs[-1].requires_grad == trains
     assert is_close(outputs[1], outputs[0])
-    assert serving.calls.lines(), "the module asked"
+    assert serving.calls.lines(), "the module called the function"
 
 
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
@@ -163,10 +163,10 @@ def test_nested_tensors_with_options(layout: torch.layout, options: dict[str, An
 
 @pytest.mark.parametrize("sizes", [(9, 13), (13, 13)], ids=str)
 @pytest.mark.parametrize("variant", ["causal_upper_left", "causal_lower_right"])
-def test_a_bias_of_torch_without_values(variant: str, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its memory is never written to; its class knows torch's attention by the place that `sageattn` took."""
+def test_torchs_causal_bias(variant: str, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is uninitialized. Its class recognizes torch's attention by the attribute that `sageattn` replaced."""
     bias = getattr(torch.nn.attention.bias, variant)(*sizes)
-    torch.Tensor.as_subclass(bias, torch.Tensor).fill_(torch.nan)  # what its memory may hold
+    torch.Tensor.as_subclass(bias, torch.Tensor).fill_(torch.nan)  # the memory may hold anything
     queries = random(2, 4, sizes[0], 32)
     wanted = torchs(queries, k, v, bias._materialize())
     assert is_close(functions.sageattn(queries, k, v, bias), wanted)
@@ -178,8 +178,8 @@ def test_a_bias_of_torch_without_values(variant: str, sizes: tuple[int, int], mo
         functions.sageattn(queries, k, v, bias, is_causal=True)
 
 
-class Answering(torch.Tensor):
-    """A class that has an attention of its own."""
+class OwnAttention(torch.Tensor):
+    """A tensor class with its own attention."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -188,14 +188,14 @@ class Answering(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
-class Renamed(torch.Tensor):
-    """A class that has none."""
+class NoAttention(torch.Tensor):
+    """A tensor class without its own attention."""
 
 
-def test_a_class_with_an_attention_of_its_own_answers() -> None:
-    own: Any = q.as_subclass(Answering)
+def test_a_tensor_class_with_its_own_attention_computes_the_call() -> None:
+    own: Any = q.as_subclass(OwnAttention)
     assert functions.sageattn(own, k, v).tolist() == functions.sageattn(q, own, own).tolist() == [7.0]
-    assert is_close(functions.sageattn(q.as_subclass(Renamed), k, v), torchs(q, k, v))
+    assert is_close(functions.sageattn(q.as_subclass(NoAttention), k, v), torchs(q, k, v))
     served, special = serving.calls.lines()[:2]
     assert "1 by reference" in served and special.startswith(
         "  2 left to torch's attention: [SA-201] q, k and v must be"
@@ -204,7 +204,7 @@ def test_a_class_with_an_attention_of_its_own_answers() -> None:
 
 @pytest.mark.parametrize("wrong", [None, [1.0], "q"], ids=str)
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_what_is_no_tensor_is_named(name: str, wrong: object) -> None:
+def test_an_argument_that_is_no_tensor_is_named(name: str, wrong: object) -> None:
     tensors: dict[str, Any] = {"q": q, "k": k, "v": v, name: wrong}
     with pytest.raises(TypeError, match=f"{name} must be a torch.Tensor, got {type(wrong).__name__}"):
         functions.sageattn(**tensors)
@@ -224,7 +224,7 @@ def test_a_dropout_that_torch_refuses_is_refused() -> None:
         functions.sageattn(q, k, v, None, -0.5)
 
 
-def test_tensors_without_memory_are_torchs() -> None:
+def test_torch_computes_meta_tensors() -> None:
     out = functions.sageattn(*(tensor.to("meta") for tensor in (q, k, v)))
     assert out.is_meta and out.shape == q.shape
     assert "SA-201" in serving.calls.lines()[1]
@@ -234,8 +234,8 @@ def test_tensors_without_memory_are_torchs() -> None:
 @pytest.mark.parametrize(
     "case", ["dropout", "head_dim of v", "batch of one", "gradient", "grouped, another head_dim", "scale"]
 )
-def test_what_torch_computes_in_a_graph_of_any_size(case: str) -> None:
-    """Sizes are symbols there, and torch takes no flag made of them."""
+def test_torch_computes_calls_in_a_graph_of_dynamic_sizes(case: str) -> None:
+    """Sizes are symbols there, and torch accepts no flag that is computed from them."""
     args: list[Any] = [random(2, 4, 9, 32), k, v, None]
     options: dict[str, Any] = {}
     if case == "dropout":
@@ -259,27 +259,27 @@ def test_what_torch_computes_in_a_graph_of_any_size(case: str) -> None:
 
 @pytest.mark.parametrize("through", ["q", "k", "v", "attn_mask"])
 @pytest.mark.parametrize("options", [{}, {"return_lse": True}, {"sm_scale": -0.1}, {"dropout_p": 0.5}], ids=str)
-def test_derivatives_in_forward_mode_are_refused_as_by_attention(through: str, options: dict[str, Any]) -> None:
+def test_forward_mode_derivatives_are_refused_as_by_attention(through: str, options: dict[str, Any]) -> None:
     tensors: dict[str, Any] = {"q": q, "k": k, "v": v, "attn_mask": random(9, 13)}
-    moving = tensors.pop(through)
+    primal = tensors.pop(through)
 
     def out(tensor: torch.Tensor) -> Any:
         return functions.sageattn(**{through: tensor}, **tensors, **options)
 
     with pytest.raises(RuntimeError, match="SA-307"):
-        torch.func.jvp(out, (moving,), (torch.ones_like(moving),))
+        torch.func.jvp(out, (primal,), (torch.ones_like(primal),))
     with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(moving, torch.ones_like(moving))
+        dual = torch.autograd.forward_ad.make_dual(primal, torch.ones_like(primal))
         with pytest.raises(RuntimeError, match="SA-307"):
             out(dual)
         with pytest.raises(RuntimeError, match="SA-307"):
             attention(**tensors, **{through: dual})
-        out(moving)  # the others' derivatives are no concern of this call
+        out(primal)  # other tensors' derivatives do not matter to this call
 
 
 @pytest.mark.parametrize("dtypes", [("f", "f", "b"), ("f", "f", "f"), ("b", "f", "b"), ("h", "f", "b")])
-def test_under_autocast_the_dtypes_are_torchs(dtypes: tuple[str, str, str]) -> None:
-    """layer_norm leaves q and k in float32 there, beside a v of 16 bits."""
+def test_the_output_dtype_under_autocast_is_torchs(dtypes: tuple[str, str, str]) -> None:
+    """Under autocast, layer_norm leaves q and k in float32 while v has 16 bits."""
     names = {"f": torch.float32, "b": torch.bfloat16, "h": torch.float16}
     args = [tensor.to(names[dtype]) for tensor, dtype in zip((q, k, v), dtypes, strict=True)]
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,4 +1,4 @@
-"""Packed sequences: each is attended for itself, by as few calls as their lengths allow."""
+"""Packed sequences: each attends only to itself, in as few calls as the lengths allow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wanted(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Each sequence in float64."""
+    """The output in float64, one sequence at a time."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     for a, b, c, d in zip(starts_q, starts_q[1:], starts_k, starts_k[1:], strict=False):
         if a < b and c < d:
@@ -48,7 +48,7 @@ def is_close(out: torch.Tensor, expected: torch.Tensor) -> bool:
 @pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 30), (6, 6, 6), (0, 4, 0, 4, 9), (3, 3, 8, 8, 3)], ids=str)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_each_sequence_is_attended_for_itself(lengths: tuple[int, ...], is_causal: bool, kv_heads: int) -> None:
+def test_each_sequence_attends_only_to_itself(lengths: tuple[int, ...], is_causal: bool, kv_heads: int) -> None:
     (q, starts_q), (k, starts_k) = packed(*lengths), packed(*(2 * n for n in lengths), heads=kv_heads)
     v = torch.randn_like(k)
     out = functions.sageattn_varlen(q, k, v, starts_q, starts_k, max(lengths), 2 * max(lengths), is_causal, 0.3)
@@ -57,15 +57,17 @@ def test_each_sequence_is_attended_for_itself(lengths: tuple[int, ...], is_causa
 
 
 def test_neighbors_of_equal_lengths_are_one_call() -> None:
-    """Windows of a vision encoder are hundreds of short sequences."""
+    """The windows of a vision encoder are hundreds of short sequences."""
     q, starts = packed(8, 8, 8, 5, 8, 8)
     functions.sageattn_varlen(q, q, q, starts, starts, 8, 8)
     assert serving.calls.lines() == ["Calls of sageattention since the start: 3 by reference, precise"]
 
 
 @pytest.mark.parametrize("lengths", [((6, 0, 6), (5, 5, 5)), ((6, 6, 6), (5, 0, 5))], ids=["no queries", "no keys"])
-def test_tokens_of_a_sequence_without_others_are_nobodys(lengths: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    """They lie between those of neighbors of equal lengths, which are two calls then."""
+def test_a_sequence_without_queries_or_keys_separates_its_neighbors(
+    lengths: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
+    """Its tokens lie between two sequences of equal lengths, which therefore need two calls."""
     (q, starts_q), (k, starts_k) = (packed(*each) for each in lengths)
     out = functions.sageattn_varlen(q, k, k, starts_q, starts_k, 6, 5)
     assert is_close(out, wanted(q, k, k, starts_q.tolist(), starts_k.tolist()))
@@ -85,7 +87,7 @@ def test_tokens_of_no_sequence_and_queries_without_keys_give_zeros() -> None:
 
 
 @pytest.mark.usefixtures("no_kernels")
-def test_what_no_kernel_takes_is_torchs() -> None:
+def test_torch_serves_what_no_kernel_can() -> None:
     q, starts = packed(5, 9, head_dim=300)
     q = q.double()
     assert is_close(functions.sageattn_varlen(q, q, q, starts, starts, 9, 9), wanted(q, q, q, [0, 5, 14], [0, 5, 14]))
@@ -127,13 +129,13 @@ def test_a_compiled_call_does_not_break_the_graph(scale: float | None) -> None:
     ],
     ids=str,
 )
-def test_beginnings_that_do_not_fit_are_refused(starts_q: list[Any], starts_k: list[Any]) -> None:
+def test_invalid_cu_seqlens_are_refused(starts_q: list[Any], starts_k: list[Any]) -> None:
     q = torch.randn(10, 4, 64)
     with pytest.raises(ValueError, match="SA-603"):
         functions.sageattn_varlen(q, q, q, torch.tensor(starts_q), torch.tensor(starts_k), 6, 6)
 
 
-def test_other_arguments_are_refused_by_name() -> None:
+def test_invalid_tensors_and_unknown_arguments_are_refused() -> None:
     q, starts = packed(5, 9)
     for wrong in ((q[None], q[None], q[None]), (q, q, q[..., :8])):
         with pytest.raises(ValueError, match="SA-603"):
@@ -142,21 +144,21 @@ def test_other_arguments_are_refused_by_name() -> None:
         functions.sageattn_varlen(q, q, q, starts, starts, block_table=starts)
 
 
-def test_the_gpu_is_measured_before_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs without our node have nobody else who does: what pays is known by that alone."""
-    measured: list[torch.device] = []
-    monkeypatch.setattr(varlen, "ensure_timed", measured.append)
+def test_the_gpu_is_timed_before_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without our node nothing else times the GPU, and only the times tell which calls gain from a kernel."""
+    timed: list[torch.device] = []
+    monkeypatch.setattr(varlen, "ensure_timed", timed.append)
     q, starts = packed(6, 9)
     functions.sageattn_varlen(q, q, q, starts, starts, 9, 9)
-    assert measured == [q.device]
+    assert timed == [q.device]
 
 
-def test_short_sequences_are_torchs_where_the_gpu_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the time of torch's attention: of as many heads as the neighbors have together."""
-    asked: list[tuple[Candidate, Work]] = []
+def test_torch_serves_sequences_too_short_for_the_enqueue_time_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice is by the time of torch's attention, with the heads of all neighbors together."""
+    requests: list[tuple[Candidate, Work]] = []
 
     def seconds(candidate: Candidate, work: Work) -> float | None:
-        asked.append((candidate, work))
+        requests.append((candidate, work))
         return {6: 9e-5, 9: 2e-4, 11: None}[work.q_length]
 
     monkeypatch.setattr(varlen, "choices_of", lambda device: SimpleNamespace(seconds=seconds))
@@ -164,11 +166,11 @@ def test_short_sequences_are_torchs_where_the_gpu_would_wait(monkeypatch: pytest
     out = functions.sageattn_varlen(q, q, q, starts, starts, is_causal=True)
     assert is_close(out, wanted(q, q, q, starts.tolist(), starts.tolist(), is_causal=True))
     sizes = ((2, 6), (1, 9), (1, 11))
-    assert asked == [(Candidate(PLAIN), Work(4 * count, n, n, 32, is_causal=True)) for count, n in sizes]
+    assert requests == [(Candidate(PLAIN), Work(4 * count, n, n, 32, is_causal=True)) for count, n in sizes]
     assert serving.calls.lines()[0].endswith("2 by reference, precise, 1 by torch's attention")
     assert serving.calls.lines()[1:] == [f"  1 left to torch's attention: {varlen.IS_SHORT}"]
     functions.sageattn_varlen(q.float(), q.float(), q.float(), starts, starts)
-    assert len(asked) == 3
+    assert len(requests) == 3
 
 
 @pytest.mark.parametrize("starts", [[0, 5], (0, 5), None], ids=str)
@@ -180,8 +182,8 @@ def test_cu_seqlens_that_are_no_tensor_are_named(name: str, starts: Any) -> None
 
 
 @pytest.mark.parametrize("options", [{}, {"sm_scale": -0.2}, {"dropout_p": 0.5}], ids=str)
-def test_sequences_without_a_pair_of_query_and_key_give_zeros_with_gradients(options: dict[str, Any]) -> None:
-    """A batch of nothing but padding must not end a training."""
+def test_sequences_without_query_key_pairs_give_zeros_with_gradients(options: dict[str, Any]) -> None:
+    """A batch of only padding must not stop a training run."""
     q, k, v = (torch.randn(6, heads, 32, requires_grad=True) for heads in (4, 2, 2))
     out = functions.sageattn_varlen(q, k, v, torch.tensor([0, 0, 6]), torch.tensor([0, 6, 6]), **options)
     assert out.shape == q.shape and not out.any()

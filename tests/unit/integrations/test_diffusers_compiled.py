@@ -1,4 +1,4 @@
-"""The patch of a diffusers model under torch.compile: one operator a call, decided and counted when the model runs."""
+"""The patch of a diffusers model under torch.compile: one operator per call, which decides at run time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from comfy_sage2.integrations.torch_attention import HAS_DROPOUT, IS_SPECIAL, NE
 pytestmark = [pytest.mark.torch_api, pytest.mark.usefixtures("fresh_compiler")]
 
 torchs = F.scaled_dot_product_attention
-in_both_ways = pytest.mark.parametrize(
+eager_and_compiled = pytest.mark.parametrize(
     "compiles", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"]
 )
 
@@ -37,15 +37,15 @@ def wan() -> Any:
 
 
 def run_wan(model: Any) -> torch.Tensor:
-    given = torch.Generator().manual_seed(2)
-    latent, text = (torch.randn(shape, generator=given) for shape in ((1, 16, 2, 8, 8), (1, 16, 32)))
+    generator = torch.Generator().manual_seed(2)
+    latent, text = (torch.randn(shape, generator=generator) for shape in ((1, 16, 2, 8, 8), (1, 16, 32)))
     out: torch.Tensor = model(latent, torch.tensor([500.0]), text, return_dict=False)[0]
     return out
 
 
 @pytest.mark.slow
-def test_one_graph_and_the_results_of_the_plain_model() -> None:
-    """By a compiler that asks the operator for its schema and its results without values, as inductor does."""
+def test_one_graph_gives_the_results_of_the_eager_model() -> None:
+    """Like inductor, this compiler backend uses the operator's schema and its fake results."""
     model = wan()
     with patch(model, backend="reference") as patched:
         eager = run_wan(model)
@@ -61,7 +61,7 @@ def test_one_graph_and_the_results_of_the_plain_model() -> None:
 
 @pytest.mark.slow
 def test_repeated_blocks() -> None:
-    """What diffusers advises."""
+    """diffusers recommends compiling only the repeated blocks."""
     model = wan()
     with patch(model, backend="reference") as patched:
         eager = run_wan(model)
@@ -73,7 +73,7 @@ def test_repeated_blocks() -> None:
 
 
 def test_reasons_reach_the_summary() -> None:
-    """Here no kernel can serve: decided when the model runs, and the graph is the same."""
+    """No kernel can serve here. The operator decides that when the model runs, so the graph is the same."""
     model = Attention(attended)
     x = torch.randn(2, 4, 24, 32)
     full = model(x)
@@ -84,7 +84,7 @@ def test_reasons_reach_the_summary() -> None:
             assert not patched.calls and "SA-103" in patched.summary() and sum(patched.fallbacks.values()) == 1
 
 
-def test_after_undo_the_model_is_its_own_again() -> None:
+def test_undo_restores_a_compiled_model() -> None:
     model = Attention(attended)
     x = torch.randn(2, 4, 24, 32)
     full = model(x)
@@ -97,15 +97,15 @@ def test_after_undo_the_model_is_its_own_again() -> None:
     assert patched.calls.total() == before
 
 
-def test_the_operator_keeps_its_promises_where_torch_computes() -> None:
-    """The compiler takes its outputs for contiguous; the patch of this name is gone."""
+def test_the_operators_fake_result_is_right_if_torch_computes() -> None:
+    """The compiler assumes contiguous outputs. Torch computes here, because no patch is named "gone"."""
     q = torch.randn(1, 8, 2, 16).transpose(1, 2)
     operator = torch.ops.comfy_sage2.diffusers_attention.default
     torch.library.opcheck(operator, (q, q, q, None, False, None, "gone"), test_utils=("test_schema", "test_faketensor"))
 
 
 class Attention(torch.nn.Module):
-    """As diffusers' modules as far as the patch sees it; `call` is what its processor does."""
+    """What the patch uses of a diffusers attention module; `call` stands in for the processor."""
 
     processor = None
 
@@ -121,7 +121,7 @@ def attended(x: torch.Tensor, **options: Any) -> torch.Tensor:
     return F.scaled_dot_product_attention(x, x, x, **options)
 
 
-BIAS = causal_upper_left(24, 24)  # its memory holds nothing
+BIAS = causal_upper_left(24, 24)  # its memory is uninitialized
 CALLS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str | None]] = {
     "plain": (attended, None),
     "three dimensions": (lambda x: attended(x[0])[None], None),
@@ -135,14 +135,14 @@ CALLS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str | None]] = {
     "another head_dim of v": (lambda x: F.scaled_dot_product_attention(x, x, x[..., :8]), "SA-201"),
     "not called": (lambda x: x * 2, NOT_CALLED),
     "a negative scale": (lambda x: attended(x, scale=-0.2), "SA-205"),
-    "a mask without values": (lambda x: attended(x, attn_mask=BIAS), IS_SPECIAL),
+    "a causal bias": (lambda x: attended(x, attn_mask=BIAS), IS_SPECIAL),
 }
 
 
-@in_both_ways
+@eager_and_compiled
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_of_every_form(name: str, compiles: bool) -> None:
-    """In a graph of any size: the compiler takes all numbers for sizes of any value, that of a second patch too."""
+    """Compiled with dynamic=True: the compiler treats every number as a dynamic size. A second patch works, too."""
     call, reason = CALLS[name]
     x = torch.randn(2, 4, 24, 32)
     for _ in range(2):
@@ -154,12 +154,12 @@ def test_calls_of_every_form(name: str, compiles: bool) -> None:
         assert float((out - wanted).abs().sum()) < 0.05 * float((wanted - 1).abs().sum())
         if reason is None:
             assert patched.calls == {"reference": 1} and not patched.fallbacks
-        else:  # counted once a tracing, of which the compiler may begin several
+        else:  # counted once per tracing; the compiler may trace several times
             assert not patched.calls and [reason in fallback for fallback in patched.fallbacks] == [True]
 
 
-@in_both_ways
-def test_gradients_are_torchs(compiles: bool) -> None:
+@eager_and_compiled
+def test_torch_computes_gradients(compiles: bool) -> None:
     model = Attention(attended)
     x = torch.randn(2, 4, 24, 32, requires_grad=True)
     with patch(model, backend="reference") as patched:
@@ -168,10 +168,10 @@ def test_gradients_are_torchs(compiles: bool) -> None:
     assert patched.fallbacks == {NEEDS_DERIVATIVE: 1}
 
 
-@in_both_ways
+@eager_and_compiled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_autocast_gives_the_dtype(compiles: bool, dtype: torch.dtype) -> None:
-    """q and k stay in float32 behind a layer_norm, and v is of 16 bits."""
+def test_autocast_determines_the_output_dtype(compiles: bool, dtype: torch.dtype) -> None:
+    """After a layer_norm, q and k are in float32 while v may have 16 bits."""
     model = Attention(lambda x: F.scaled_dot_product_attention(x, x, x.to(dtype)))
     x = torch.randn(2, 4, 24, 32)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -212,7 +212,7 @@ def test_a_module_that_raises_leaves_torch_as_it_was() -> None:
     assert F.scaled_dot_product_attention is torchs
 
 
-def test_an_attention_module_that_is_compiled_by_itself_counts_once() -> None:
+def test_a_separately_compiled_attention_module_counts_once() -> None:
     model = wan()
     model.blocks[0].attn1 = torch.compile(model.blocks[0].attn1, backend="eager")
     with patch(model, backend="reference") as patched:

@@ -1,4 +1,4 @@
-"""The patch of a diffusers Wan transformer: what it answers, what it leaves alone, and that it goes away."""
+"""The patch of a diffusers Wan transformer: what it serves, what it leaves alone, and how it is undone."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("mode", "least"), [("8b", 0.999), ("4b", 0.99)])
-def test_close_to_the_model_and_not_the_same(transformer: Any, mode: str, least: float) -> None:
+def test_the_output_is_close_to_the_unpatched_one_but_not_equal(transformer: Any, mode: str, least: float) -> None:
     full = run(transformer)
     with patch(transformer, mode=mode, backend="reference") as patched:
         quantized = run(transformer)
@@ -68,13 +68,13 @@ def test_undo_restores_the_model(transformer: Any) -> None:
     assert all("forward" not in module.__dict__ for module in transformer.modules())
 
 
-def test_undo_after_an_error_inside(transformer: Any) -> None:
+def test_an_error_in_the_block_undoes_the_patch(transformer: Any) -> None:
     with pytest.raises(KeyError), patch(transformer, backend="reference"):
         raise KeyError
     assert all("forward" not in module.__dict__ for module in transformer.modules())
 
 
-def test_patches_are_undone_last_first(transformer: Any) -> None:
+def test_patches_must_be_undone_last_first(transformer: Any) -> None:
     first = patch(transformer, backend="reference")
     second = patch(transformer, mode="4b", backend="reference")
     with pytest.raises(RuntimeError, match="replaced after patch"):
@@ -93,12 +93,12 @@ def test_a_copy_of_a_patched_model_computes_with_its_own_weights(transformer: An
         for parameter in transformer.parameters():
             parameter.mul_(2.0)
         assert F.cosine_similarity(run(copied).flatten(), full.flatten(), dim=0) > 0.999
-    assert torch.equal(run(copied), full)  # its own attention, too
+    assert torch.equal(run(copied), full)  # the copy's attention is unpatched, too
     assert not torch.equal(run(transformer), full) and patched.calls == {"reference": 6 * LAYERS}
 
 
-def test_the_latest_patch_answers(transformer: Any) -> None:
-    """As of a cell of a notebook that is run again."""
+def test_the_latest_patch_serves(transformer: Any) -> None:
+    """For example, a notebook cell that patches the model is run again."""
     with patch(transformer, mode="4b", backend="reference"):
         wanted = run(transformer)
     first = patch(transformer, backend="reference")
@@ -110,7 +110,7 @@ def test_the_latest_patch_answers(transformer: Any) -> None:
 
 
 @pytest.mark.parametrize("below", ["a patch", "a method", "a partial"])
-def test_a_copy_over_another_forward_computes_with_its_own_weights(transformer: Any, below: str) -> None:
+def test_a_copy_of_a_model_with_a_replaced_forward_uses_its_own_weights(transformer: Any, below: str) -> None:
     if below == "a patch":
         patch(transformer, backend="reference")
     for module in transformer.modules():
@@ -126,14 +126,14 @@ def test_a_copy_over_another_forward_computes_with_its_own_weights(transformer: 
             assert not block.attn1(torch.randn(1, 8, 64)).any()
 
 
-def test_attention_outside_the_model_is_not_answered(transformer: Any) -> None:
+def test_attention_outside_the_model_is_not_served(transformer: Any) -> None:
     q = torch.randn(1, 2, 32, 64)
     with patch(transformer, backend="reference") as patched:
         F.scaled_dot_product_attention(q, q, q)
     assert patched.summary() == "no attention call yet"
 
 
-def test_processors_that_go_elsewhere_are_reported(transformer: Any) -> None:
+def test_processors_that_do_not_call_torchs_attention_are_reported(transformer: Any) -> None:
     transformer.set_attention_backend("_native_math")
     for module in transformer.modules():
         if hasattr(module, "processor"):
@@ -162,16 +162,16 @@ def test_model_without_attention() -> None:
         patch(torch.nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize("given", [SimpleNamespace(transformer=torch.nn.Linear(2, 2)), None, "Wan"], ids=repr)
-def test_what_is_no_module(given: Any) -> None:
-    """A whole pipeline is the usual one: the error names the part of it that is meant."""
+@pytest.mark.parametrize("target", [SimpleNamespace(transformer=torch.nn.Linear(2, 2)), None, "Wan"], ids=repr)
+def test_a_target_that_is_no_module_is_refused(target: Any) -> None:
+    """Users often pass a whole pipeline, so the error names the part to pass."""
     with pytest.raises(TypeError, match=r"got (SimpleNamespace|NoneType|str): .*`pipeline\.transformer`"):
-        patch(given)
+        patch(target)
 
 
 @pytest.fixture
 def signatures(monkeypatch: pytest.MonkeyPatch) -> list[CallSignature]:
-    """Those of the calls that are planned."""
+    """The signatures of the planned calls."""
     seen: list[CallSignature] = []
 
     def recording(signature: CallSignature) -> CallPlan | Refusal:
@@ -198,7 +198,7 @@ AUTO = AttentionOptions("auto", pv_accumulator="auto")
     ],
     ids=str,
 )
-def test_options_of_the_calls_and_who_may_serve_them(
+def test_options_and_routing_of_the_calls(
     transformer: Any,
     signatures: list[CallSignature],
     choices: dict[str, Any],
@@ -227,7 +227,7 @@ def test_the_gpu_is_timed_before_its_first_call(transformer: Any, monkeypatch: p
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
-def test_divided_model_gives_the_same(processes: int, tmp_path: Path) -> None:
+def test_a_divided_model_gives_the_same_output(processes: int, tmp_path: Path) -> None:
     start(processes, "sequence_parallel.diffusers_worker", ["--device=cpu", "--backend=reference", f"--out={tmp_path}"])
     for rank in range(processes):
         outputs = load_file(tmp_path / f"rank{rank}.safetensors")

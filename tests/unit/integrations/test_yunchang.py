@@ -1,6 +1,6 @@
-"""yunchang's attention by this library, divided between two processes on the CPU (gloo).
+"""yunchang's attention through this library, divided between two processes on the CPU (gloo).
 
-Against the same attention in one process and against float64. Raylight takes its attention from AttnType.SAGE_*.
+It is compared with the same attention in one process and with float64. Raylight uses AttnType.SAGE_*.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("yunchang") is None, reason=ENGINE_MISSING)
 @pytest.mark.parametrize("case", cases(PROCESSES), ids=lambda case: case.name)
-def test_divided_is_as_close_as_undivided(case: Case, outputs: dict[str, torch.Tensor]) -> None:
+def test_divided_attention_is_as_exact_as_undivided(case: Case, outputs: dict[str, torch.Tensor]) -> None:
     out = outputs[case.name]
     qkv = case.inputs("cpu", torch.float32, SETUP.tokens, SETUP.head_dim)
     undivided = case.undivided(qkv, SETUP.backend)
     if case.ring == 1:
-        # Ulysses divides heads, and a head's numbers depend on no other head.
+        # Ulysses divides the heads, and a head's output depends on no other head.
         torch.testing.assert_close(out, undivided, rtol=1e-5, atol=1e-6)
     else:
-        # A ring quantizes each part of the keys with means and scales of its own.
+        # A ring quantizes each part of the keys with its own means and scales.
         exact = case.exact(qkv)
         noise = relative_l1(undivided, exact)
         assert relative_l1(out, exact) < 1.2 * noise
@@ -58,14 +58,14 @@ def test_unknown_options(option: dict[str, str], message: str) -> None:
     [{"dropout_p": 0.1}, {"window_size": (64, 64)}, {"softcap": 30.0}, {"alibi_slopes": torch.ones(4)}],
     ids=lambda option: next(iter(option)),
 )
-def test_what_the_attention_lacks_is_refused(option: dict[str, object]) -> None:
+def test_unsupported_arguments_are_refused(option: dict[str, object]) -> None:
     q = torch.randn(1, 16, 4, 64)
     with pytest.raises(ValueError, match=next(iter(option))):
         attention_processor(backend="reference")(q, q, q, **option)
 
 
 @pytest.mark.slow
-def test_a_process_leaves_blocks_out_of_its_heads(fresh_seed: int) -> None:
+def test_a_process_skips_blocks_of_its_own_heads(fresh_seed: int) -> None:
     generator = torch.Generator().manual_seed(fresh_seed)
     q, k, v = (torch.randn(1, 64 * 128 - 5, 1, 64, generator=generator) for _ in range(3))
     chosen = Sparse(share=0.1)

@@ -1,4 +1,4 @@
-"""Which candidates there are, what is said about the missing ones, and how exact they are said to be."""
+"""Which candidates exist, why others are missing, and how their errors and operations are counted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_fp8_quantization_of_heads() -> None:
     assert torch.equal(values[1, :, 2].float(), expected.float()) and scale[1, 2] == factor
 
 
-def test_outliers_are_in_the_channels_that_are_named() -> None:
+def test_outliers_are_in_the_documented_channels() -> None:
     torch.manual_seed(0)
     plain = accuracy.make_inputs(SHAPE, "gaussian", "cpu")
     torch.manual_seed(0)
@@ -59,7 +59,7 @@ def test_outliers_are_in_the_channels_that_are_named() -> None:
 
 def test_errors_of_a_good_a_missing_and_a_failing_candidate() -> None:
     def good(inputs: Inputs) -> Call:
-        # Returned doubled, so that decode has something to do.
+        # The output is doubled, so that decode must halve it.
         return Call(lambda: 2 * scaled_dot_product_attention(inputs.q, inputs.k, inputs.v), lambda out: out / 2)
 
     def missing(inputs: Inputs) -> Call:
@@ -79,7 +79,7 @@ def test_errors_name_the_worst_row_and_channel() -> None:
     assert astuple(Errors.of(out, exact)) == pytest.approx((1 / 64, 1 / 8, 1 / 4))
 
 
-def test_two_builds_of_one_name_are_loaded_beside_each_other(tmp_path: Path) -> None:
+def test_two_builds_of_one_name_can_be_loaded_together(tmp_path: Path) -> None:
     modules = []
     for text in ("old", "new"):
         folder = tmp_path / text

@@ -1,4 +1,4 @@
-"""The command with a stand-in for the GPU, and its page."""
+"""The page of the benchmark, from made-up figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ERRORS = ({"ours": {"gaussian": Errors(0.0375, 0.1, 0.2)}}, {"peer": "RuntimeErr
 
 
 def speeds(shape: Shape) -> ShapeResult:
-    """A call of ours in 1 ms, of the peer in 2 ms of the CPU's time."""
+    """Our call takes 1 ms. The peer's takes 2 ms and is bound by the CPU."""
     ours = CandidateSpeed(RoundMedian(1.0, 0.02), RoundMedian(0.5, 0.1), 0.1, 1.2, 5)
     return ShapeResult(shape, {"ours": ours, "peer": CandidateSpeed(RoundMedian(2.0, 0.1), None, 2.0, 1.0, 6)}, {})
 
@@ -36,7 +36,7 @@ def test_the_page_has_every_figure() -> None:
     )
 
 
-def test_a_shape_whose_name_says_it_and_a_reason_of_many_stand_once() -> None:
+def test_similar_shapes_and_shared_reasons_are_listed_once() -> None:
     shapes = select(["d64-n1024-causal", "d64-n2048-causal", "wan-14b-720p"])
     results = [ShapeResult(shape, {}, {"peer": "no causal attention"} if shape.is_causal else {}) for shape in shapes]
     text = "\n".join(body(Measured([OURS, PEER], {}, {}, results)))

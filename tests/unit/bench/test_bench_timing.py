@@ -1,4 +1,4 @@
-"""Rounds: who runs when, how often, and for how long."""
+"""Rounds: the order of the candidates, how often they run, and for how long."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab.bench.timing import RoundMedian, Timed, Turn, time_in_rounds
 
 
 class FakeTimer(KernelTimer):
-    """Kernels that take half of their call."""
+    """Kernels that take half of their call's time."""
 
     def __init__(self, milliseconds: dict[str, float]) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class FakeTimer(KernelTimer):
 
 
 class Run(NamedTuple):
-    """What was measured, the order of the visits, and the profiler, which knows that of its own."""
+    """The results, the order of the visits, and the profiler, which records its own order."""
 
     results: dict[str, Timed]
     visits: list[str]
@@ -54,10 +54,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
             return PreparedCandidate(Call(call), Call(call))
 
         def visit(call: Any, turn: Turn) -> float:
-            begin = clock[0]
-            for _ in range(turn.timed):  # the clock of these tests leaves out what is not timed
+            start_time = clock[0]
+            for _ in range(turn.timed):  # the fake clock ignores calls that are not timed
                 call()
-            return (clock[0] - begin) * 1e3 / turn.timed
+            return (clock[0] - start_time) * 1e3 / turn.timed
 
         monkeypatch.setattr(timing, "visit", visit)
         monkeypatch.setattr(timing, "milliseconds_to_enqueue", lambda run, calls: 0.01)
@@ -73,9 +73,9 @@ def test_candidates_take_turns(run: Any) -> None:
     rounds = ["".join(visits[start : start + 2]) for start in range(0, len(visits), 2)]
     assert {"".join(sorted(names)) for names in rounds} == {"ab"}
     for values, expected in ((results["a"].calls, 30), (results["b"].calls, 60), (results["b"].kernels, 30)):
-        rounds_of = RoundMedian.of(values)
-        assert rounds_of is not None and rounds_of.median == pytest.approx(expected)
-    # 0.09 s to learn the lengths, then rounds of 0.09 s.
+        result = RoundMedian.of(values)
+        assert result is not None and result.median == pytest.approx(expected)
+    # 0.09 s to measure the calls' lengths, then rounds of 0.09 s.
     assert len(results["a"].calls) == len(results["b"].calls) == 6
 
 

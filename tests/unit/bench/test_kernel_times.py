@@ -23,7 +23,7 @@ def test_waiting_for_earlier_kernels_does_not_count() -> None:
     kernels = [
         KernelRecord("attention_d128", 250, 1300),
         KernelRecord("quantize8_bf16_d128", 0, 300),
-        # Launched again, beside nothing.
+        # Launched again, with no overlap.
         KernelRecord("quantize8_bf16_d128", 1400, 1500),
         KernelRecord("attention_d128", 1600, 2100),
     ]

@@ -1,4 +1,4 @@
-"""The demo: what is asked of a host, what diffusers samples, and what is written."""
+"""The demo: what it requests from a host, what diffusers samples, and what it writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lab.pictures import LABEL_HEIGHT, write_animation, write_mp4
 SMALL = Job("a red ball spins over a blue plain floor", width=64, height=64, frames=5, steps=2, seed=7)
 
 
-class Asked:
+class RecordingHost:
     """A host whose videos are small and in one color."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Asked:
 
 
 def test_a_mode_without_kernel_is_computed_by_the_reference(tmp_path: Path) -> None:
-    host = Asked()
+    host = RecordingHost()
     clips = run.sample(host, Job(), ["4b"])
     assert host.backends == {FULL_PRECISION: None, "precise": None, "8b": None, "4b": "reference"}
     text = run.write_results(tmp_path, clips, ["host: none"])
@@ -49,7 +49,7 @@ def test_a_mode_without_kernel_is_computed_by_the_reference(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_modes_of_diffusers_agree_and_differ() -> None:
+def test_modes_in_diffusers_are_close_but_not_equal() -> None:
     host = DiffusersHost()
     shares: list[float] = []
     full = host.sample(SMALL, FULL_PRECISION, None, shares.append)
@@ -62,18 +62,18 @@ def test_the_modes_of_diffusers_agree_and_differ() -> None:
 
 
 @pytest.mark.slow
-def test_a_step_goes_along_the_velocity_that_guidance_gives() -> None:
-    """As Wan's hosts sample: levels shifted towards noise, and the caption's velocity away from that without one."""
+def test_a_step_follows_the_guided_velocity() -> None:
+    """As in Wan's hosts: noise levels are shifted toward noise, and guidance extrapolates the caption's velocity."""
     model = DemoModel(torch.device("cpu"))
     noise = starting_noise(1, width=64, height=64, frames=5)
     text = model.encoder.encode(SMALL.caption)
     expected = noise
-    for level, following in ((1.0, 0.75), (0.75, 0.0)):  # 3 t / (1 + 2 t) of 1, 1/2 and 0
-        said, unsaid = (
-            model.transformer(expected, torch.tensor([1000 * level]), words, return_dict=False)[0]
-            for words in (text, torch.zeros_like(text))
+    for level, next_level in ((1.0, 0.75), (0.75, 0.0)):  # 3 t / (1 + 2 t) of 1, 1/2 and 0
+        conditional, unconditional = (
+            model.transformer(expected, torch.tensor([1000 * level]), embedding, return_dict=False)[0]
+            for embedding in (text, torch.zeros_like(text))
         )
-        expected = expected + (following - level) * (unsaid + 4.0 * (said - unsaid))
+        expected = expected + (next_level - level) * (unconditional + 4.0 * (conditional - unconditional))
     with ReplacedAttention(torch.nn.functional.scaled_dot_product_attention) as replaced:
         torch.testing.assert_close(model.denoise([SMALL.caption], noise, steps=2), expected, atol=1e-3, rtol=1e-3)
     assert replaced.calls == 20
@@ -97,14 +97,14 @@ def test_an_animation_shows_each_clip_in_its_column_at_its_moment(tmp_path: Path
                 assert picture.convert("L").getpixel((x, LABEL_HEIGHT + 20)) == pytest.approx(level, abs=6)
 
 
-def test_a_comfyui_that_does_not_start_is_told_without_a_traceback(
+def test_a_comfyui_that_does_not_start_is_reported_without_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As with a Python that lacks its requirements: the end of its log says why."""
+    """Its Python may lack requirements, for example. The end of its log says why."""
     comfyui = tmp_path / "ComfyUI"
     comfyui.mkdir()
     (comfyui / "main.py").write_text("raise SystemExit('no module named aiohttp')")
     (comfyui / "comfyui_version.py").write_text('__version__ = "0.33.0"')
     assert run.main(["--comfyui", str(comfyui), "--output", str(tmp_path / "out")]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith(f"{comfyui} ended while starting:") and "no module named aiohttp" in said
+    error = capsys.readouterr().err
+    assert error.startswith(f"{comfyui} ended while starting:") and "no module named aiohttp" in error

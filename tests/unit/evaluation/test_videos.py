@@ -1,4 +1,4 @@
-"""Whole videos with every attention, and the classifier that reads them."""
+"""Whole videos with every attention, and the classifier of their captions."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_every_attention_is_compared_with_full_precision() -> None:
     assert header.count("|") == ours.count("|") and ours.startswith("| 8b | ")
 
 
-def test_a_classifier_that_sees_everything_is_right() -> None:
+def test_exact_logits_have_full_word_accuracy() -> None:
     wanted = targets(SCENES)
     assert word_accuracy(10 * wanted - 5, SCENES) == pytest.approx(dict.fromkeys(word_accuracy(wanted, SCENES), 1.0))
     assert word_accuracy(5 - 10 * wanted, SCENES)["caption"] < 0.1
 
 
 @pytest.mark.parametrize(("frames", "first"), [(33, [0, 2, 4]), (9, [0, 0, 1])])
-def test_the_classifier_looks_at_frames_of_the_whole_clip(frames: int, first: list[int]) -> None:
+def test_the_classifier_samples_frames_of_the_whole_clip(frames: int, first: list[int]) -> None:
     video = torch.arange(float(frames)).view(1, 1, frames, 1, 1).expand(1, 3, frames, 128, 128)
     small = shrunk(video)
     assert small.shape == (1, 3, 17, 64, 64)

@@ -1,4 +1,4 @@
-"""Whatever comes from a workflow, a caller or a file: it is used, or refused by the documented error in one line."""
+"""Any value from a workflow, a caller or a file is used, or refused with the documented one-line error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from comfy_sage2.options import AttentionOptions
 from comfy_sage2.text import one_line
 
 pytestmark = pytest.mark.slow
-often = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many_examples = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 EXTREME: st.SearchStrategy[Any] = st.sampled_from(
     [10**400, -(10**400), 2**63, -1, 0, 5e-324, 1e-9, 1e4, 1e308, math.inf, math.nan, None, True, "", [], {}]
@@ -34,12 +34,12 @@ VALUES = EXTREME | st.recursive(
 )
 
 
-def places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Each place in a JSON value, as its holder and its key."""
+def entries_of(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Each entry in a JSON value, as its container and its key."""
     for key in tree if isinstance(tree, dict) else range(len(tree)):
         yield tree, key
         if isinstance(tree[key], (dict, list)):
-            yield from places(tree[key])
+            yield from entries_of(tree[key])
 
 
 @st.composite
@@ -47,18 +47,18 @@ def changed(draw: st.DrawFn, document: Any) -> Any:
     """A copy of a JSON value with some of its entries replaced or removed."""
     copy = deepcopy(document)
     for _ in range(draw(st.integers(1, 3))):
-        entries = list(places(copy))
+        entries = list(entries_of(copy))
         if entries:
-            holder, key = draw(st.sampled_from(entries))
+            container, key = draw(st.sampled_from(entries))
             if draw(st.booleans()):
-                holder[key] = draw(VALUES)
+                container[key] = draw(VALUES)
             else:
-                del holder[key]
+                del container[key]
     return copy
 
 
 def assert_harmless(error: Exception) -> None:
-    """A strict UTF-8 log takes its message as one line."""
+    """The message fits one line of a strict UTF-8 log."""
     message = str(error)
     message.encode("utf-8")
     assert message == one_line(message), ascii(message[:300])
@@ -74,9 +74,9 @@ TIMES = Times(
 DOCUMENT = json.loads(json.dumps(TIMES.document()))
 
 
-@often
+@many_examples
 @given(changed(DOCUMENT))
-def test_remembered_times_are_used_or_missing(document: Any) -> None:
+def test_a_changed_file_of_times_is_used_or_ignored(document: Any) -> None:
     times = Times.read(document, CANDIDATES, WORKS)
     if times is None:
         return
@@ -89,12 +89,12 @@ def test_remembered_times_are_used_or_missing(document: Any) -> None:
         assert not choices.is_faster(candidate, candidate, work)
 
 
-# ComfyUI makes floats and booleans of such inputs; a combo gets what the workflow has.
+# ComfyUI converts float and boolean inputs; a combo gets the workflow's value as it is.
 OF_TYPE = {float: st.floats(), bool: st.booleans(), str: VALUES}
 INPUTS = {field.name: OF_TYPE[type(field.default)] for field in fields(Settings) if field.name != "notes"}
 
 
-@often
+@many_examples
 @given(st.fixed_dictionaries({}, optional=INPUTS))
 def test_inputs_of_the_node(values: dict[str, Any]) -> None:
     try:
@@ -107,7 +107,7 @@ def test_inputs_of_the_node(values: dict[str, Any]) -> None:
         assert chosen.describe() == one_line(chosen.describe())
 
 
-@often
+@many_examples
 @given(st.sampled_from([field.name for field in fields(AttentionOptions)]), VALUES)
 def test_options_of_a_call(name: str, value: Any) -> None:
     try:

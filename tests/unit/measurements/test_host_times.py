@@ -1,4 +1,4 @@
-"""The CPU time of a call: that every entry reaches the kernels without a GPU."""
+"""The CPU time of a call: every entry reaches the kernels, without a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="needs g++ on Linux")
 def test_every_entry_reaches_the_kernels() -> None:
-    """In a process of its own, which keeps the driver that it loads."""
+    """In its own process, because a process keeps the driver that it has loaded."""
     command = [sys.executable, "-m", "lab.measurements.host_times", "--passes", "1", "--rounds", "2"]
     text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     rows = re.findall(r"^\| (.+?) \| ([0-9.]+) \|", text, re.MULTILINE)

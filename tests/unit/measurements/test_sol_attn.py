@@ -1,4 +1,4 @@
-"""One sparse call beside Sol-Attn: its inputs, what is measured, and the table. Without a GPU and comfy-kitchen."""
+"""The exact rows and the errors with which sparse calls are compared with Sol-Attn; needs no GPU."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def inputs(seed: int) -> Inputs:
 
 
 def test_rows_are_those_of_exact_attention(fresh_seed: int) -> None:
-    of = inputs(fresh_seed)
-    q, k, v = (x.float().transpose(1, 2) for x in (of.q, of.k, of.v))
+    sample = inputs(fresh_seed)
+    q, k, v = (x.float().transpose(1, 2) for x in (sample.q, sample.k, sample.v))
     exact = scaled_dot_product_attention(q, k, v).transpose(1, 2)
-    torch.testing.assert_close(of.exact, exact[0, of.rows], rtol=1e-4, atol=1e-5)
-    assert max(sparse.errors(exact, of)) < 1e-5
-    mean, worst = sparse.errors(exact * torch.tensor([1.1, 1.0, 0.7])[:, None], of)
+    torch.testing.assert_close(sample.exact, exact[0, sample.rows], rtol=1e-4, atol=1e-5)
+    assert max(sparse.errors(exact, sample)) < 1e-5
+    mean, worst = sparse.errors(exact * torch.tensor([1.1, 1.0, 0.7])[:, None], sample)
     assert worst == pytest.approx(0.3, rel=1e-3) and mean == pytest.approx(0.4 / 3, rel=1e-3)

@@ -1,4 +1,4 @@
-"""Errors over all rows of sparse calls: what is computed, which calls are captured, and the page."""
+"""Errors over all rows of sparse calls: the output, the errors relative to the bound, and the page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_output_is_that_of_the_reference(fresh_seed: int, with_tail: bool) -
 
 
 def test_errors_of_all_rows_are_divided_by_the_bound(fresh_seed: int) -> None:
-    # Each query block attends to its own key block, and to all others together by a hundredth.
+    # Each query block attends to its own key block, and a hundredth as much to all others together.
     place = torch.eye(16, 32).repeat_interleave(128, dim=0).expand(1, 2, -1, -1)
     inputs = Inputs(place, place, torch.randn(1, 2, 2048, 32), scale=math.log(15 / 0.01))
     errors, shares, tails = lost(inputs, fresh_seed).unbind(dim=1)

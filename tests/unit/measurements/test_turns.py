@@ -1,4 +1,4 @@
-"""Threads that take turns: one at a time, each as often as the others, and none waits for one that has ended."""
+"""Threads take turns: they run one at a time and equally often, and none waits for one that has ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from lab.families.turns import Turns
 
 
-def test_one_at_a_time_has_the_turn_and_all_have_it_equally_often() -> None:
+def test_threads_run_one_at_a_time_and_equally_often() -> None:
     steps = {"a": 5, "b": 5, "c": 2}
     turns, log, running = Turns(steps, random.Random(3)), list[str](), list[str]()
 
@@ -33,10 +33,10 @@ def test_one_at_a_time_has_the_turn_and_all_have_it_equally_often() -> None:
             thread.result(timeout=10)
     cycles = [log[0:3], log[3:6], log[6:8], log[8:10], log[10:12]]
     assert [sorted(cycle) for cycle in cycles] == [["a", "b", "c"]] * 2 + [["a", "b"]] * 3
-    assert len({tuple(cycle) for cycle in cycles}) > 2  # in orders drawn anew
+    assert len({tuple(cycle) for cycle in cycles}) > 2  # each cycle has a new random order
 
 
-def test_the_others_go_on_where_one_fails() -> None:
+def test_other_threads_continue_if_one_fails() -> None:
     turns, log = Turns(["a", "b"], random.Random(0)), list[str]()
 
     def run(name: str) -> None:

@@ -1,4 +1,4 @@
-"""tools/compare_cubins.py on an image of the bundled wheels, and on copies of it with one thing changed."""
+"""tools/compare_cubins.py on an image of the bundled wheels, and on copies of it with one change."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def _image() -> bytes:
         return lzma.decompress(wheel.read("comfy_sage2_sm90/tile_lists.cubin.xz"))
 
 
-def _with_byte_changed(content: bytes) -> bytes:
-    """The image with one bit changed in the middle of what `content` is, which it has once."""
+def _with_bit_flipped(content: bytes) -> bytes:
+    """The image with one bit flipped in the middle of `content`, which it contains once."""
     assert _image().count(content) == 1
     changed = bytearray(_image())
     changed[_image().index(content) + len(content) // 2] ^= 1
     return bytes(changed)
 
 
-def _found(before: bytes, after: bytes) -> list[str]:
+def _differences(before: bytes, after: bytes) -> list[str]:
     return compare_cubins.differences(compare_cubins.kernels_of(before), compare_cubins.kernels_of(after))
 
 
-def test_another_instruction_is_found() -> None:
+def test_a_changed_instruction_is_found() -> None:
     code = compare_cubins.kernels_of(_image())[KERNEL].parts[".text"]
     assert isinstance(code, bytes)
-    assert _found(_image(), _with_byte_changed(code)) == [f"{KERNEL}: .text ({len(code)} -> {len(code)} bytes)"]
+    assert _differences(_image(), _with_bit_flipped(code)) == [f"{KERNEL}: .text ({len(code)} -> {len(code)} bytes)"]
 
 
-def test_another_number_of_registers_is_found() -> None:
+def test_a_changed_number_of_registers_is_found() -> None:
     registers = compare_cubins.kernels_of(_image())[KERNEL].registers
     changed = bytearray(_image())
     numbers = [
@@ -51,29 +51,29 @@ def test_another_number_of_registers_is_found() -> None:
     ]
     assert len(numbers) == 1
     changed[numbers[0] + 8] = 99
-    (line,) = _found(_image(), bytes(changed))
+    (line,) = _differences(_image(), bytes(changed))
     assert line == f"{KERNEL}: registers {registers} -> 99, attribute 0x2f (4 -> 4 bytes)"
 
 
-def test_symbols_may_have_other_numbers() -> None:
-    """They count the image's unused constants, too: here that of the bank with a kernel's parameters."""
+def test_changed_symbol_numbers_are_ignored() -> None:
+    """The numbers also count the image's unused constants. Here the number of a kernel's parameter bank changes."""
     changed = bytearray(_image())
     record = b"\x04\x0a\x08\x00"
     assert changed.count(record) == 2
     changed[changed.index(record) + len(record)] ^= 1
-    assert _found(_image(), bytes(changed)) == []
+    assert _differences(_image(), bytes(changed)) == []
 
 
-def test_a_kernel_of_one_build_alone_is_named() -> None:
+def test_a_kernel_in_only_one_build_is_named() -> None:
     renamed = _image().replace(b"clear_dead_tiles", b"clear_other_name")
-    assert _found(_image(), renamed) == [
+    assert _differences(_image(), renamed) == [
         "clear_dead_tiles: in the first build alone",
         "clear_other_name: in the second build alone",
     ]
 
 
-def test_builds_of_all_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A wheel, a folder with images as they are or packed, and an image."""
+def test_every_kind_of_build_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wheel, a folder with plain or packed images, and a single image."""
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "tile_lists.cubin").write_bytes(_image())
     packed = tmp_path / "tile_lists.cubin.xz"

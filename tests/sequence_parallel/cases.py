@@ -1,4 +1,4 @@
-"""What the processes compute, and what it is compared with: one list for CPU and GPU."""
+"""The calls that the processes compute, and their references: one list for CPU and GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from comfy_sage2.sparsity import levels
 EIGHT_BIT: dict[str, Any] = {"mode": "8b"}
 FOUR_BIT: dict[str, Any] = {"mode": "4b", "smooth_v": True}
 SCALE = 0.11
-# yunchang's name of an attention -> the mode in which it is served.
+# yunchang's name of an attention -> the mode that serves it.
 MODES = {
     "SAGE_AUTO": "8b",
     "SAGE_FP8": "8b",
@@ -30,7 +30,7 @@ BOUND, SHARE = Sparse(bound=0.5, always=((0, 200),)), Sparse(share=0.3)
 
 @contextmanager
 def sparse_with_few_heads() -> Iterator[None]:
-    """Blocks are chosen by a bound from 64 blocks of keys on, whatever the number of heads and the wheels are."""
+    """A bound chooses blocks in calls of 64 key blocks or more, whatever the number of heads and the wheels are."""
     with patch.object(levels, "LEAST_BLOCKS", 32), patch.object(levels, "LEAST_HEADS", 1):
         yield
 
@@ -49,10 +49,10 @@ class Case:
     attention: str | None = None
     kv_heads: int = 4
     is_causal: bool = False
-    sparse: Sparse | None = None  # in calls of 64 blocks of keys and more
+    sparse: Sparse | None = None  # in calls of 64 key blocks or more
 
     def inputs(self, device: str, dtype: torch.dtype, tokens: int, head_dim: int) -> list[torch.Tensor]:
-        """q, k, v of all processes, BHND, alike in every process; keys drift, so that each part has its own mean."""
+        """q, k, v of all processes, BHND, the same in every process. The keys drift, so each part has its own mean."""
         generator = torch.Generator().manual_seed(3)
 
         def normal(*shape: int) -> torch.Tensor:

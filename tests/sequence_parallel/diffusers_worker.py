@@ -1,8 +1,8 @@
-"""One process of a test: a random Wan in diffusers, patched, undivided and with its tokens divided by diffusers.
+"""One process of a test: a random Wan in diffusers, unpatched, patched, and patched with divided tokens.
 
     python -m torch.distributed.run --nproc-per-node P -m sequence_parallel.diffusers_worker --device cpu …
 
-Every process writes what the model gave to rank<i>.safetensors and the patch's counts to rank<i>.json.
+Every process writes the model's outputs to rank<i>.safetensors and the patch's counts to rank<i>.json.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def main() -> None:
 
 
 def compute(device: str, backend: str, processes: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """What the model gave by name, and the patch's counts of the run whose tokens are divided."""
+    """The model's outputs by name, and the patch's counts of the run with divided tokens."""
     if device == "cpu":
-        # diffusers asks which accelerator a process has: let the CPU be the one.
+        # diffusers counts a process's accelerators; let the CPU count as one.
         torch.accelerator.device_count = lambda: 1
     torch.manual_seed(1)
     make: Any = WanTransformer3DModel  # neither has annotations
@@ -48,8 +48,8 @@ def compute(device: str, backend: str, processes: int) -> tuple[dict[str, torch.
     outputs = {"full": run()}
     with patch(model, backend=backend):
         outputs["undivided"] = run()
-    # The model's own plan but for timesteps of every token, which only Wan 2.2 5B has: diffusers 0.42.1 warns about
-    # their absence through a method that its logger has only where transformers is installed.
+    # The model's own plan without the timesteps per token, which only Wan 2.2 5B has. Without such timesteps, diffusers
+    # 0.42.1 warns through a method that its logger has only if transformers is installed.
     plan = {module: division for module, division in model._cp_plan.items() if module}
     model.enable_parallelism(config=make_config(ulysses_degree=processes), cp_plan=plan)
     with patch(model, backend=backend) as patched:

@@ -1,4 +1,4 @@
-"""Start the worker's processes, and put what they wrote together."""
+"""Start the workers' processes, and join what they wrote."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENGINE_MISSING = "yunchang is not installed: pip install 'yunchang>=0.6.4'"
 
 @dataclass(frozen=True)
 class Setup:
-    """Where and on what all processes compute; `tokens` are those of all of them together."""
+    """The device and the inputs of all processes; `tokens` counts those of all processes together."""
 
     device: str
     backend: str
@@ -39,27 +39,27 @@ def start(processes: int, module: str, arguments: list[str]) -> None:
 def start_one(arguments: list[str], *, timeout: int) -> None:
     """Run `python -m arguments` with this project's modules; AssertionError with its output when it fails.
 
-    timeout: seconds after which it is ended, and has failed.
+    timeout: seconds after which it is stopped and counts as failed.
     """
     paths = [str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         try:
-            ended = subprocess.run(
+            status = subprocess.run(
                 [sys.executable, "-m", *arguments],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 timeout=timeout,
             ).returncode
-            how = f"exit status {ended}"
+            outcome = f"exit status {status}"
         except subprocess.TimeoutExpired:
-            ended, how = -1, f"not done after {timeout} s"
+            status, outcome = -1, f"not done after {timeout} s"
         output.seek(0)
-        assert ended == 0, f"{how}\n{output.read()[-6000:]}"
+        assert status == 0, f"{outcome}\n{output.read()[-6000:]}"
 
 
 def run(processes: int, setup: Setup, folder: Path) -> dict[str, torch.Tensor]:
-    """The output of every case in `processes` processes of the worker: BHND, their parts in order of rank."""
+    """Run every case in `processes` worker processes; return its output, BHND, with the parts in order of rank."""
     options = {"out": folder, "device": setup.device, "backend": setup.backend, "dtype": setup.dtype}
     options |= {"tokens": setup.tokens, "head-dim": setup.head_dim}
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What every process of a test does: read its arguments, join the others, leave them."""
+"""What every process of a test does: read its arguments, join the other processes, leave them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def arguments_of(description: str | None, **more: type) -> argparse.Namespace:
 
 @contextmanager
 def joined(device: str) -> Iterator[tuple[int, int]]:
-    """The group of all processes, each with one thread or a GPU of its own: this one's rank, and how many they are.
+    """Join the group of all processes, each with one thread or its own GPU; yield this one's rank and their number.
 
-    With gloo the process ends with the block, so what it gives stands in files by then. A group that is destroyed may
-    wait forever: its destructor holds Python's lock and wants gloo's, while a thread of gloo that lets go of a tensor
-    holds gloo's and wants Python's (seen with torch 2.6).
+    With gloo, the process exits at the end of the block, so its outputs must be in files by then. To destroy the group
+    may deadlock: the destructor holds the GIL and waits for gloo's lock, while a gloo thread that frees a tensor holds
+    gloo's lock and waits for the GIL (seen with torch 2.6).
     """
     torch.set_num_threads(1)
     distributed.init_process_group("nccl" if device == "cuda" else "gloo")
@@ -40,6 +40,6 @@ def joined(device: str) -> Iterator[tuple[int, int]]:
     if device == "cuda":
         distributed.destroy_process_group()
     else:
-        distributed.barrier()  # no other process still wants something of this one
+        distributed.barrier()  # wait until no other process needs this one
         sys.stdout.flush()
         os._exit(0)

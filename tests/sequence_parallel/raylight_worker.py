@@ -3,8 +3,8 @@
     python -m sequence_parallel.raylight_worker --comfyui ~/ComfyUI --raylight ~/ComfyUI/custom_nodes/raylight \
         --model wan.safetensors --attention SAGE_AUTO --latent 21 60 104 --out folder
 
-PYTHONPATH holds comfy_sage2/integrations/sageattention/path, which Raylight hands its workers. Writes the latent to
-<attention>.safetensors, and to <attention>.json the seconds of each step and who served the calls.
+PYTHONPATH holds comfy_sage2/integrations/sageattention/path, and Raylight passes it to its workers. Writes the latent
+to <attention>.safetensors, and the seconds of each step and who served the calls to <attention>.json.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ENDS = "ends of steps"
 
 
 def timed(model: Any) -> Any:
-    """A copy of ComfyUI's ModelPatcher that notes when each step has ended."""
+    """A copy of ComfyUI's ModelPatcher that records when each step ends."""
     ends: list[float] = []
 
     def step(apply_model: Any, arguments: dict[str, Any]) -> torch.Tensor:
@@ -53,12 +53,12 @@ def timed(model: Any) -> Any:
 
 
 def seconds_of_steps(model: Any) -> list[float]:
-    """Of a `timed` model, without the first step."""
+    """The seconds of each step of a `timed` model, without the first."""
     return [end - begin for begin, end in pairwise(model.get_attachment(ENDS))]
 
 
 def calls_of_sageattention(model: Any) -> list[str]:
-    """What became of this process's calls, in words; empty where there were none, or another library took them."""
+    """Who served this process's calls, in words; empty if there were none, or another library served them."""
     serving = sys.modules.get("comfy_sage2.integrations.sageattention.serving")
     return serving.calls.lines() if serving else []
 
@@ -91,7 +91,7 @@ class ComfyUI:
 
 
 class Raylight:
-    """Two GPUs, a worker of Ray each. attention: a value of Raylight's XFuser_attention."""
+    """Two GPUs, with a Ray worker each. attention: a value of Raylight's XFuser_attention."""
 
     def __init__(self, path: Path, attention: str) -> None:
         import folder_paths
@@ -127,20 +127,20 @@ class Raylight:
         return out
 
     def seconds(self) -> list[list[float]]:
-        return self._of_workers(seconds_of_steps)
+        return self._from_workers(seconds_of_steps)
 
     def served(self) -> list[list[str]]:
-        return self._of_workers(calls_of_sageattention)
+        return self._from_workers(calls_of_sageattention)
 
-    def _of_workers(self, function: Any) -> list[Any]:
-        asked = [worker.model_function_runner_get_values.remote(function) for worker in self.actors["workers"]]
-        answers: list[Any] = self.ray.get(asked)
-        return answers
+    def _from_workers(self, function: Any) -> list[Any]:
+        futures = [worker.model_function_runner_get_values.remote(function) for worker in self.actors["workers"]]
+        results: list[Any] = self.ray.get(futures)
+        return results
 
 
 @contextmanager
 def ray_ended() -> Iterator[None]:
-    """End Ray's processes at the end, whatever happened."""
+    """End Ray's processes when the block ends, even by an error."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""One process of a test: yunchang's attention, by this library's processor and by its module `sageattention`.
+"""One process of a test: yunchang's attention, through this library's processor and its module `sageattention`.
 
     python -m torch.distributed.run --nproc-per-node P -m sequence_parallel.worker --device cpu …
 
@@ -35,8 +35,8 @@ def output_of(case: Case, rank: int, processes: int, arguments: argparse.Namespa
         processor = attention_processor(backend=arguments.backend, sparse=case.sparse, **case.options)
         attend = yunchang.LongContextAttention(attn_type=None, attn_processor=processor)
     else:
-        kinds = importlib.import_module("yunchang.kernels").AttnType
-        attend = yunchang.LongContextAttention(attn_type=kinds[case.attention])
+        attn_types = importlib.import_module("yunchang.kernels").AttnType
+        attend = yunchang.LongContextAttention(attn_type=attn_types[case.attention])
     whole = case.inputs(arguments.device, getattr(torch, arguments.dtype), arguments.tokens, arguments.head_dim)
     parts = [tensor.chunk(processes, 2)[rank].transpose(1, 2).contiguous() for tensor in whole]
     with torch.no_grad(), sparse_with_few_heads():

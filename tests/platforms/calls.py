@@ -1,9 +1,9 @@
-"""Run in the interpreter under test: every kind of call to one architecture's kernels, and every kind of error.
+"""Make every kind of call to one architecture's kernels, and every kind of error, in the interpreter under test.
 
     python calls.py FOLDER ARCHITECTURE
 
-FOLDER holds the unpacked wheels. The recording driver writes down what would reach the GPU; the addresses
-are made up.
+FOLDER holds the unpacked wheels. The recording driver logs what would reach the GPU; the addresses are made
+up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FP16, BF16, FP32 = 2, 3, 4
 BOOL = 1
 
 
-# A call's signature, as the keywords of `plan`, and the operands that it has beside q, k, v, out and the workspace.
+# A call's signature, as the keywords of `plan`, and its operands besides q, k, v, out and the workspace.
 Call = tuple[dict[str, Any], dict[str, int]]
 
 
@@ -107,7 +107,7 @@ def all_descriptions() -> list[Call]:
         description(batch=2, head_dim=head_dim, mode=mode, mask=mask, pv=pv)
         for head_dim, mode, mask, pv in itertools.product((64, 128, 256), (8, 4), (None, "keys"), (1, 2, 3, 4))
     ]
-    # Few keys have kernels of their own.
+    # Calls with few keys have their own kernels.
     calls += [
         description(
             batch=2, q_length=900, kv_length=200, head_dim=head_dim, mode=mode, mask=mask, rotate=rotate,
@@ -117,7 +117,7 @@ def all_descriptions() -> list[Call]:
             (64, 128, 256), (8, 16), (None, "keys"), ((False, False), (True, False), (True, True))
         )
     ]  # fmt: skip
-    # In 4b in several parts.
+    # 4b calls that run in several parts.
     calls += [
         description(q_heads=20, kv_heads=10, q_length=40_000, kv_length=30_000, mode=4, block_mask=lists, mask="keys")
         for lists in (None, "own", "shared")
@@ -142,12 +142,12 @@ def attempt(function: Any, *arguments: Any, **fields: Any) -> str:
 
 
 def size(module: Any, signature: dict[str, Any], operands: dict[str, int]) -> str:
-    """The bytes of workspace of a call, or why there are none."""
+    """The bytes of a call's workspace, or the error, as text."""
     return attempt(lambda: module.plan(**signature).workspace_bytes)
 
 
 def enqueue(module: Any, signature: dict[str, Any], operands: dict[str, int], *, in_phases: bool = False) -> str:
-    """Enqueue a call, or its two phases one after the other: what the last one returns or raises, as text."""
+    """Enqueue a call, or its two phases in turn; return what the last one returns or raises, as text."""
     needed = size(module, signature, operands)
     if not needed.isdecimal():
         return needed

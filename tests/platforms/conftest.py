@@ -1,4 +1,4 @@
-"""What the tests of other platforms share: the wheels under test, unpacked, and the recording driver of each platform.
+"""Shared by the tests of other platforms: the unpacked wheels under test, and each platform's recording driver.
 
 COMFY_SAGE2_WHEELHOUSE names the folder of the wheels; by default they are those of wheels/.
 """
@@ -54,12 +54,12 @@ def unpack(tmp_path_factory: pytest.TempPathFactory) -> Unpack:
 
 @dataclass(frozen=True)
 class Drivers:
-    """The recording driver, compiled for a platform when it is asked for: zig's libraries take minutes at first."""
+    """The recording driver, compiled for a platform on first use, because zig's libraries first take minutes."""
 
     folder: Path
 
     def library(self, platform: str) -> Path:
-        """The driver for a key of PLATFORMS, by the name that the CUDA driver has there."""
+        """The driver for a key of PLATFORMS. Its file has the CUDA driver's name on that platform."""
         library = self.folder / platform / ("nvcuda.dll" if platform.startswith("win") else "libcuda.so.1")
         if not library.exists():
             library.parent.mkdir()
@@ -73,7 +73,7 @@ class Drivers:
 
     @contextmanager
     def installed(self, python: ForeignPython | None, log: Path) -> Iterator[dict[str, str]]:
-        """The environment in which an interpreter (None: this one's kind) finds the driver, which writes to `log`."""
+        """The environment in which `python` (None: this interpreter) finds the driver, which writes to `log`."""
         environment = {"FAKE_CUDA_VERSION": "12090", "FAKE_CUDA_LOG": str(log)}
         compiled = self.library(NATIVE if python is None else python.platform)
         if python is None or not python.is_windows:

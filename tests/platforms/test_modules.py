@@ -1,4 +1,4 @@
-"""The kernel modules of other platforms: they import, say the same as on Linux x86-64 and ask the GPU for the same."""
+"""The kernel modules of other platforms import, and print and launch the same as on Linux x86-64."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INTERPRETERS = [
     *(pytest.param(("windows", version), id=f"windows-{version}") for version in windows_python.VERSIONS),
     *(pytest.param(("arm", version), id=f"arm-{version}") for version in arm_python.VERSIONS),
 ]
-# Where the calls are compared: one interpreter for each platform, because the host code is the same for all.
+# The interpreters for comparing calls: one for each platform, because the host code is the same for all.
 COMPARED = [
     pytest.param(("windows", "3.11"), id="windows-3.11"),
     pytest.param(("arm", "3.13"), id="arm-3.13"),
@@ -33,10 +33,10 @@ def python(request: pytest.FixtureRequest) -> ForeignPython:
     system, version = request.param
     if system == "arm":
         return arm_python.interpreter(version)
-    made = windows_python.interpreter(version)
-    if made is None:
+    interpreter = windows_python.interpreter(version)
+    if interpreter is None:
         pytest.skip(f"no standard library of CPython {version} on this machine")
-    return made
+    return interpreter
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -67,7 +67,7 @@ def _native(folder: Path, architecture: str, environment: dict[str, str]) -> str
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("python", COMPARED, indirect=True)
-def test_what_reaches_the_gpu_is_the_same_in_every_byte(
+def test_everything_that_reaches_the_gpu_is_byte_identical(
     python: ForeignPython, architecture: str, unpack: Unpack, drivers: Drivers, tmp_path: Path
 ) -> None:
     native_log, log = tmp_path / "native.log", tmp_path / "foreign.log"

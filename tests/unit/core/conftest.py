@@ -1,4 +1,4 @@
-"""Every test here has fresh random inputs; of products of three parameters, each pair of values is tried."""
+"""Every test gets fresh random inputs; of full products of three parameters, rows with every pair of values run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def always_fresh(fresh_seed: int) -> int:
 
 @pytest.fixture(autouse=True)
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where kernel modules ask for the stream of a GPU, they get this one."""
+    """Kernel calls get this stream in place of a GPU's current one."""
     monkeypatch.setattr(launches, "current_stream", lambda device: STREAM)
 
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel modules that csrc/architectures.json declares, of which all pass their self-test."""
+    """The kernel modules that csrc/architectures.json declares; all of them pass their self-test."""
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
     monkeypatch.setattr(loader, "load", declared_module)
     monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)

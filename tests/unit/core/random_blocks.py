@@ -1,4 +1,4 @@
-"""Random calls with block masks, and which keys a mask leaves them."""
+"""Random inputs and block masks, and the token mask that a block mask stands for."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def full_blocks(q_length: int, kv_length: int, *, is_causal: bool = False, batch
     return BlockMask.from_dense(torch.ones(shape, dtype=torch.bool), is_causal=is_causal)
 
 
-LISTS = full_blocks(200, 330)  # that fit `inputs`
+LISTS = full_blocks(200, 330)  # for `inputs()`
 FLAG = torch.zeros(1, dtype=torch.int32)
-# Lists of one block of queries and 3 of keys with something wrong, and what is computed of them.
+# Invalid lists for one query block and three key blocks, each with the valid list that gives the same result.
 INVALID_LISTS = [
     ([3, 1, 99, 0], [2, 1, 0, -1]),
     ([3, 1, -1, 0], [2, 1, 0, -1]),
@@ -39,7 +39,7 @@ def inputs(
 
 
 def random_lists(q: torch.Tensor, k: torch.Tensor, *, batch: int | None = None, heads: int | None = None) -> BlockMask:
-    """Lists of any blocks in any order, with a seed of torch; behind their counts lies anything."""
+    """Lists of random key blocks in random order, from torch's seed; entries past the count are random, too."""
     chance = random.Random(int(torch.randint(2**31, ())))
     q_blocks, blocks = -(-q.shape[2] // 128), -(-k.shape[2] // 128)
     shape = (batch or q.shape[0], heads or q.shape[1], q_blocks, 1 + blocks)
@@ -51,13 +51,13 @@ def random_lists(q: torch.Tensor, k: torch.Tensor, *, batch: int | None = None, 
 
 
 def expanded(lists: BlockMask, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """The keys of each query as a bool (B, Hq, Nq, Nkv) mask, straight from the definition."""
+    """The token mask of block lists, bool (B, Hq, Nq, Nkv), straight from the definition."""
     mask = torch.zeros(q.shape[0], q.shape[1], q.shape[2], k.shape[2], dtype=torch.bool)
-    many = lists.lists.expand(q.shape[0], q.shape[1], -1, -1)
-    blocks = many.shape[3] - 1
+    all_lists = lists.lists.expand(q.shape[0], q.shape[1], -1, -1)
+    blocks = all_lists.shape[3] - 1
     for batch in range(q.shape[0]):
         for head in range(q.shape[1]):
-            for q_block, (count, *entries) in enumerate(many[batch, head].tolist()):
+            for q_block, (count, *entries) in enumerate(all_lists[batch, head].tolist()):
                 for block in entries[: min(max(count, 0), blocks)]:
                     if 0 <= block < blocks:
                         mask[batch, head, 128 * q_block : 128 * (q_block + 1), 128 * block : 128 * (block + 1)] = True

@@ -1,4 +1,4 @@
-"""A stand-in for a kernel module that computes nothing and keeps what it was told."""
+"""A stand-in for a kernel module that computes nothing and records its calls."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from comfy_sage2.call.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.options import AttentionOptions
 
 STREAM = 7
-BYTES_A_HEAD = 1000
+BYTES_PER_HEAD = 1000
 
 
 class RecordedPlan:
-    """The fields of one `plan`, and what its `run` was given, with copies of q, k and v as they were then."""
+    """One plan: the fields of `plan`. Each `run` records its arguments, with copies of q, k and v at that time."""
 
     def __init__(self, recorder: Recorder, fields: dict[str, Any]) -> None:
         self.recorder, self.fields = recorder, fields
-        self.workspace_bytes = BYTES_A_HEAD * fields["batch"] * fields["q_heads"]
+        self.workspace_bytes = BYTES_PER_HEAD * fields["batch"] * fields["q_heads"]
         self.attention_reads = recorder.attention_reads
 
-    def run(self, *given: int, phase: int) -> None:
+    def run(self, *arguments: int, phase: int) -> None:
         call: dict[str, Any] = {**self.fields, **dict.fromkeys(RUN_ARGUMENTS, 0)}
-        call.update(run_arguments(given, phase))
+        call.update(run_arguments(arguments, phase))
         call["read"] = {name: ReferenceModule.tensor(name, call).clone() for name in "qkv" if call[name]}
         call["thread"] = threading.get_ident()
         self.recorder.calls.append(call)
 
 
 class Recorder:
-    """A kernel module. Its workspace grows with the heads; `plans` and `calls` are what it made and ran."""
+    """A kernel module whose workspace grows with the heads. `plans` holds its plans, and `calls` their runs."""
 
     architecture, pv_formats, pv_accumulators = "sm90", ("fp8",), ("fp32",)
 
@@ -56,17 +56,17 @@ def kernel_call(
     optional: OptionalTensors = NO_TENSORS,
     **choices: Any,
 ) -> KernelCall:
-    """Calls of these tensors' signature by `module`, whatever device they are on."""
+    """The call of `module` for these tensors' signature; the tensors may be on any device."""
     signature = CallSignature.of(q, k, v, AttentionOptions(**choices), optional)
     return KernelCall(module, signature)
 
 
 def misaligned(*shape: int) -> torch.Tensor:
-    """Contiguous, but two bytes behind an address that is a multiple of 16."""
+    """A contiguous tensor that starts two bytes after a multiple of 16 bytes."""
     size = torch.Size(shape).numel()
     return torch.randn(size + 1).half()[1:].view(shape)
 
 
 def odd_strides(*shape: int) -> torch.Tensor:
-    """Tokens that begin at no multiple of 16 bytes."""
+    """A tensor whose token stride is not a multiple of 16 bytes."""
     return torch.randn(*shape[:3], shape[3] + 1).half()[..., : shape[3]]

@@ -1,4 +1,4 @@
-"""Stand-ins for compiled kernel modules: the reference, called as the kernels are, with addresses and strides."""
+"""Stand-ins for compiled kernel modules: the reference, called like the kernels with addresses and strides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from comfy_sage2.reference.hidden_keys import hidden_keys
 from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.reference.preparation import heads_that_gain
 
-# Of a plan's `run`, in its order; the phase, which calls name, is left out.
+# The arguments of a plan's `run`, in order, without `phase`, which callers pass by keyword.
 RUN_ARGUMENTS = (
     "q", "k", "v", "out", "workspace", "stream",
     "lse", "nonfinite", "mask", "block_mask", "invalid_blocks", "rotated_heads",
@@ -25,19 +25,19 @@ _MODES = {option_fields(AttentionOptions(mode))["mode"]: mode for mode in MODES}
 
 
 def run_arguments(given: tuple[int, ...], phase: int) -> dict[str, int]:
-    """What `run` was given, by name."""
+    """The arguments of a `run` by name."""
     return {**dict(zip(RUN_ARGUMENTS, given, strict=False)), "phase": phase}
 
 
 def tensor_at(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """The tensor of CPU memory at this address; strides in elements."""
+    """The tensor at this CPU address; strides are in elements."""
     last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     memory = (ctypes.c_uint8 * ((last + 1) * dtype.itemsize)).from_address(pointer)
     return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
 
 
 def lists_of(fields: dict[str, Any]) -> torch.Tensor | None:
-    """The block masks (B, Hq, Tq, 1 + Tk) of a call, in the caller's memory, or None."""
+    """The block lists (B, Hq, Tq, 1 + Tk) of a call, in the caller's memory, or None."""
     if not fields.get("block_mask_key_blocks"):
         return None
     entries = 1 + fields["block_mask_key_blocks"]
@@ -53,11 +53,11 @@ def _rotation(fields: dict[str, Any]) -> str:
 
 
 class ReferencePlan:
-    """What `ReferenceModule.plan` gives: the fields of a call without its addresses."""
+    """What `ReferenceModule.plan` returns: the fields of a call without its addresses."""
 
     def __init__(self, module: ReferenceModule, fields: dict[str, Any]) -> None:
         self._module, self._fields = module, fields
-        self.workspace_bytes = module.bytes_a_head * fields["batch"] * fields["kv_heads"]
+        self.workspace_bytes = module.bytes_per_head * fields["batch"] * fields["kv_heads"]
         self.attention_reads = module.attention_reads
 
     def run(self, *given: int, phase: int) -> None:
@@ -67,10 +67,10 @@ class ReferencePlan:
 
 
 class ReferenceModule:
-    """A kernel module; `change` may falsify the fields of a call, and `spoil` the output."""
+    """A kernel module. Subclasses may falsify the fields of a call in `change`, and its output in `spoil`."""
 
     architecture, target = "sm90", "cpu"
-    bytes_a_head = 64  # of k, of scratch memory
+    bytes_per_head = 64  # of workspace, for each head of k
     attention_reads: tuple[str, ...] = ()
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class ReferenceModule:
         """Falsify an output after it was written."""
 
     def compute(self, fields: dict[str, Any]) -> None:
-        """Compute a call of these fields of a plan and arguments of its `run`."""
+        """Compute a call from the fields of its plan and the arguments of its `run`."""
         self.calls += 1
         self.change(fields)
         dtype = _DTYPES[fields["element"]]
@@ -128,7 +128,7 @@ class ReferenceModule:
             active_blocks=None if lists is None else lists.to_dense(),
             rotated_heads=rotated,
         )
-        for head in range(out.shape[1]):  # one after the other: heads may lie upon each other
+        for head in range(out.shape[1]):  # one at a time: heads may overlap in memory
             out[:, head].copy_(result[:, head])
         if fields["lse"]:
             tensor_at(fields["lse"], tuple(lse.shape), lse.stride(), torch.float32).copy_(lse)
@@ -138,7 +138,7 @@ class ReferenceModule:
 
     @staticmethod
     def tensor(name: str, fields: dict[str, Any]) -> torch.Tensor:
-        """One of a call's "q", "k", "v" and "out", in its memory, (B, H, N, D)."""
+        """The "q", "k", "v" or "out" of a call, (B, H, N, D), in the caller's memory."""
         side = "q" if name in ("q", "out") else "kv"
         shape = (fields["batch"], fields[f"{side}_heads"], fields[f"{side}_length"], fields["head_dim"])
         strides = (*(fields[f"{name}_{axis}_stride"] for axis in ("batch", "head", "token")), 1)

@@ -13,7 +13,7 @@ from comfy_sage2.options import AttentionOptions
 
 
 def signature(**changes: Any) -> CallSignature:
-    """Of a call of the CPU with grouped heads; `changes` are of `CallSignature.of` and of `Routing`."""
+    """The signature of a CPU call with grouped heads. `changes` go to `CallSignature.of` and to `Routing`."""
     routing = {name: changes.pop(name) for name in Routing._fields if name in changes}
     given: dict[str, Any] = {
         "q": torch.empty(2, 4, 16, 64),

@@ -1,4 +1,4 @@
-"""The accumulators that "auto" stands for: by GPU, resolved before a backend is asked."""
+"""The accumulators that "auto" stands for on each GPU; they are resolved before a backend is chosen."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ GPUS = [
 
 
 @pytest.mark.parametrize(("name", "capability", "accumulator"), GPUS, ids=str)
-def test_cards_for_desktops_take_half_precision(name: str, capability: tuple[int, int], accumulator: str) -> None:
+def test_only_geforce_and_workstation_gpus_accumulate_in_fp16(
+    name: str, capability: tuple[int, int], accumulator: str
+) -> None:
     assert accumulators.of_gpu(name, capability) == accumulator
 
 
@@ -52,7 +54,7 @@ def resolved(options: AttentionOptions, device: torch.device) -> AttentionOption
 
 
 @pytest.mark.usefixtures("geforce")
-def test_each_device_has_its_own() -> None:
+def test_each_device_has_its_own_accumulator() -> None:
     options = AttentionOptions(smooth_v=True, pv_accumulator="auto")
     devices = [torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cpu")]
     settled = [resolved(options, device) for device in devices]
@@ -62,6 +64,6 @@ def test_each_device_has_its_own() -> None:
 
 @pytest.mark.usefixtures("geforce")
 @pytest.mark.parametrize("mode", [*MODES, EXACT])
-def test_each_mode_gets_accumulators_that_it_has(mode: str) -> None:
+def test_each_mode_gets_an_accumulator_that_it_has(mode: str) -> None:
     settled = resolved(AttentionOptions(mode, pv_accumulator="auto"), torch.device("cuda", 0))
     assert settled == AttentionOptions(mode, pv_accumulator="fp32" if mode == EXACT else "fp16")

@@ -31,7 +31,7 @@ def gaussian(length: int = 1024, heads: int = 4, head_dim: int = 128) -> Any:
 
 
 def test_8b_criterion() -> None:
-    # Enough heads that the figure of a draw is that of all draws: with eight it varies by one hundredth.
+    # Enough heads that all draws give the same figure: with eight it varies by one hundredth.
     inputs = gaussian(4096, 16)
     # torch's own attention in float64: the oracle's score matrices would take a gigabyte here.
     expected = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in inputs))
@@ -53,7 +53,7 @@ def test_full_precision_options_are_plain_attention() -> None:
 
 def test_sum_of_quantized_p_cancels_a_bias_of_v() -> None:
     q, k, v = gaussian()
-    v = v + 8.0  # exact in E4M3 up to the noise, so what is left is the mismatch of l
+    v = v + 8.0  # E4M3 holds 8.0 exactly: what remains is the mismatch of the row sum
     expected, _ = oracle(q, k, v)
     as_paper, _ = reference_attention(q, k, v, ReferenceOptions())
     on_tensor_core, _ = reference_attention(q, k, v, ReferenceOptions(sum_quantized_p=True))
@@ -77,7 +77,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in KiB on Linux only")
-def test_many_tokens_take_no_square_matrix() -> None:
+def test_long_calls_never_hold_the_whole_score_matrix() -> None:
     """One float32 score matrix alone would be 550 MiB."""
     root = Path(__file__).parents[3]
     run = subprocess.run([sys.executable, "-c", MEASURE], cwd=root, capture_output=True, text=True, check=True)
@@ -92,10 +92,10 @@ MULTIPROCESSORS = {"sm90": (132, 114), "sm89": (128, 24), "sm120": (170, 36), "s
 @pytest.mark.parametrize(("tokens", "heads"), CALLS)
 @pytest.mark.parametrize("mode", ["8b", "precise"])
 @pytest.mark.parametrize("name", MULTIPROCESSORS)
-def test_a_call_takes_little_beside_its_output(
+def test_a_call_takes_little_memory_besides_its_output(
     monkeypatch: pytest.MonkeyPatch, name: str, mode: str, tokens: int, heads: int
 ) -> None:
-    """By the plans of the kernels. And of each part little of the GPU is idle in the last wave of its query blocks."""
+    """By the kernels' plans. Little of the GPU is idle in the last wave of a part's query blocks, too."""
     try:
         module = loader.load(name)
     except KernelUnavailable as error:
@@ -109,8 +109,8 @@ def test_a_call_takes_little_beside_its_output(
         call = launches.Launches(module, signature, Views(strides, strides, strides, strides))
         out, allocated = form.nbytes, -(-call.workspace_bytes // (2 << 20)) * (2 << 20)  # as torch rounds it
         assert out + allocated <= max(1.12 * out, out + (64 << 20))
-        of_a_part = -(-heads // len(call.parts))
-        sizes = [min(of_a_part, heads - first) for first in range(0, heads, of_a_part)]
+        heads_of_part = -(-heads // len(call.parts))
+        sizes = [min(heads_of_part, heads - first) for first in range(0, heads, heads_of_part)]
         waves, whole = (
             sum(-(-count * -(-tokens // rows) // multiprocessors) for count in counts) for counts in (sizes, [heads])
         )

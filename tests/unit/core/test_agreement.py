@@ -1,4 +1,4 @@
-"""Known values of the measures, their edges, and that comparing on a device makes nobody wait."""
+"""Known values and edge cases of the measures; comparing on a device does not wait for the result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_zeros() -> None:
     assert Agreement.of(some, zero) == Agreement(0.0, math.inf, 1.0)
 
 
-def test_nothing_that_is_not_finite_looks_good() -> None:
+def test_a_nonfinite_output_gives_nan() -> None:
     exact = torch.randn(8)
     out = exact.clone()
     out[3] = math.nan

@@ -1,4 +1,4 @@
-"""The reference against Algorithm 1 of the paper, and mode precise, written as plain loops, for one head."""
+"""The reference against Algorithm 1 of the paper and against mode precise, written as plain loops for one head."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def round_e4m3(x: Numbers) -> Numbers:
 
 
 def quantize(x: Numbers, group_of: list[int], limit: int) -> Numbers:
-    """Round each token at its group's scale; what comes back is dequantized."""
+    """Round each token at its group's scale; the result is dequantized."""
     result = np.empty_like(x)
     for group in set(group_of):
         tokens = [n for n, g in enumerate(group_of) if g == group]
@@ -90,7 +90,7 @@ def test_reference_is_algorithm_1(length: int, mode: str, groups: Any) -> None:
     )
     options = as_the_paper(AttentionOptions(mode), groups)
     out, _ = reference_attention(q[None, None], k[None, None], v[None, None], options)
-    # One value of a 4-bit K that moves is seen in every row: by 3e-4, once in a thousand draws.
+    # A change of one value of 4-bit K shows in every row: by 3e-4, once in a thousand draws.
     assert_same_but_for_rounding(out, expected, most=2e-3 if mode == "4b" else 2e-4)
 
 
@@ -111,7 +111,7 @@ def test_steps_of_the_hopper_kernels(step: int) -> None:
 
 
 def as_the_paper(options: AttentionOptions, groups: GroupScheme) -> ReferenceOptions:
-    """The paper does not rotate, and adds P to the row sum before it is rounded."""
+    """The paper does not rotate, and adds P to the row sum before rounding it."""
     of_kernels = ReferenceOptions.of(replace(options, rotate="off"), groups=groups)
     return replace(of_kernels, sum_quantized_p=False, k_mean_tokens=None)
 
@@ -136,15 +136,15 @@ def precise(q: Numbers, k: Numbers, v: Numbers, *, thread_q: bool) -> Numbers:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("groups", [ADA, HOPPER_8B], ids=lambda groups: groups.name)
-def test_precise_in_the_reference_is_its_definition(groups: GroupScheme, dtype: torch.dtype) -> None:
+def test_mode_precise_of_the_reference_is_its_definition(groups: GroupScheme, dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(300, 32).to(dtype) for _ in range(3))
     k = k + 3 * torch.randn(32).to(dtype)
     expected = precise(q.double().numpy(), k.double().numpy(), v.double().numpy(), thread_q=groups is ADA)
     options = ReferenceOptions.of(AttentionOptions("precise", rotate="off"), groups=groups, dtype=dtype)
     out, _ = reference_attention(q[None, None], k[None, None], v[None, None], options)
     difference = np.abs(out[0, 0].double().numpy() - expected)
-    # P is rounded at random: what is left of 2^-12 or 2^-9 after a mean over the keys. A value of K that is a tie moves
-    # every row a little.
+    # P's rounding errors of 2^-12 or 2^-9 largely average out over the keys. A tie in the rounding of K moves every row
+    # a little.
     median = np.median(difference)
     assert median < {torch.float16: 1e-4, torch.bfloat16: 8e-4, torch.float32: 2e-5}[dtype]
     assert difference.mean() < 1e-3 * np.abs(expected).mean() + median

@@ -1,4 +1,4 @@
-"""The public call on the CPU against float64: shapes, dtypes, layouts, strides, LSE, NaN, ends of number formats."""
+"""The public call on the CPU against float64: shapes, dtypes, layouts, strides, LSE, NaN, limits of number formats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def inputs(
 
 @pytest.mark.parametrize("head_dim", [1, 3, 8, 40, 64, 72, 96, 128, 160, 255, 256])
 def test_every_head_dim(head_dim: int) -> None:
-    # Few channels average too little: one channel's mean of V can be near zero, and the error is relative to it.
+    # A few channels average too little: the mean of V in one can be near zero, and the error is relative to it.
     q, k, v = inputs(batch=1 if head_dim >= 32 else 64, head_dim=head_dim)
     assert relative_l1(comfy_sage2.attention(q, k, v), oracle(q, k, v)[0]) < 0.06
     assert cosine(comfy_sage2.attention(q, k, v, mode="4b"), oracle(q, k, v)[0]) > 0.93
@@ -55,7 +55,7 @@ def test_ragged_and_unequal_lengths(q_length: int, kv_length: int, is_causal: bo
     expected, expected_lse = oracle(q, k, v, is_causal=is_causal)
     out, lse = comfy_sage2.attention(q, k, v, is_causal=is_causal, return_lse=True)
     assert out.shape == q.shape
-    # One query is one row: what the others would average over is missing.
+    # With one query no other rows average the error.
     assert_near(out, expected, "8b", 0.05 if q_length > 1 else 0.08)
     assert lse.shape == q.shape[:3] and lse.dtype == torch.float32
     assert (lse - expected_lse).abs().max() < 0.1
@@ -73,8 +73,8 @@ def test_dtypes_modes_and_smooth_v(dtype: torch.dtype, mode: str, smooth_v: bool
     assert_near(out, expected, mode, 0.05 if mode == "8b" else 0.25)
 
 
-# With scale 1.0 two keys can share a row between them, and a score that is rounded moves all of its weight: the worst
-# of 300 draws had 0.24.
+# With scale 1.0 two keys can hold all of a row's weight, and rounding one score moves it all: the worst of 300 draws
+# had 0.24.
 @pytest.mark.parametrize(("scale", "most_in_row"), [(0.02, 0.15), (0.25, 0.15), (1.0, 0.6)])
 def test_scale(scale: float, most_in_row: float) -> None:
     q, k, v = inputs()
@@ -82,7 +82,7 @@ def test_scale(scale: float, most_in_row: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_nan_in_gives_nan_wherever_plain_attention_has_it(name: str) -> None:
+def test_nan_inputs_give_nan_wherever_plain_attention_does(name: str) -> None:
     tensors = dict(zip("qkv", inputs(), strict=True))
     tensors[name][0, 1, 7, 3] = math.nan
     plain = torch.nn.functional.scaled_dot_product_attention(*tensors.values())
@@ -102,7 +102,7 @@ def test_autocast_changes_nothing(mode: str) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
-def test_flag_is_set_by_one_broken_value_and_never_cleared(layout: str, value: float) -> None:
+def test_one_nonfinite_value_sets_the_flag_and_no_call_clears_it(layout: str, value: float) -> None:
     q, k, v = (torch.randn(1, 20, 2, 16).half() for _ in range(3))
     flag = torch.zeros((), dtype=torch.int32)
     plain = comfy_sage2.attention(q, k, v, layout=layout)
@@ -172,6 +172,6 @@ def test_lse_of_rows_of_the_lowest_mask_value(mode: str, dtype: torch.dtype, is_
     out, lse = comfy_sage2.attention(q, k, v, mode=mode, attn_mask=mask, is_causal=is_causal, return_lse=True)
     expected, expected_lse = oracle(q, k, v, attn_mask=mask, is_causal=is_causal)
     assert relative_l1(out, expected) < (0.06 if mode == "8b" else 0.3)
-    # In half precision the lowest number does not swallow the scores, so that the LSE has their error too.
-    # The largest of some hundred errors: of 4b it is 0.5 in one draw of thirty.
+    # float16's lowest value does not absorb the scores, so that the LSE has their error, too.
+    # The bound is on the largest of some hundred errors: with 4b it is 0.5 in one draw of thirty.
     torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-6, atol=0.7 if mode == "8b" else 1.3)

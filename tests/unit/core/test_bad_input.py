@@ -1,4 +1,4 @@
-"""Bad input: each error names the argument, what was expected and what came."""
+"""Bad input: each error names the argument, the expected value and the actual one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def good(trains: bool = False) -> Any:
 
 
 CASES = {
-    "q is no tensor": ({"q": [1.0]}, TypeError, "q must be a torch.Tensor, got list"),
+    "q is not a tensor": ({"q": [1.0]}, TypeError, "q must be a torch.Tensor, got list"),
     "rank of q": ({"q": torch.randn(4, 10, 16)}, ValueError, r"q must have 4 dimensions \(BHND\), got 3"),
     "rank of v": ({"v": torch.randn(1, 2, 4, 10, 16)}, ValueError, "v must have 4 dimensions.*got 5"),
     "dtype of q": ({"q": torch.randn(2, 4, 10, 16).double()}, TypeError, "q must be float16.*got torch.float64"),
@@ -56,8 +56,8 @@ CASES = {
     "scale too large": ({"scale": 1.1e24}, ValueError, r"scale must be above 0 and at most 1e24, got 1.1e\+24"),
     "scale too long": ({"scale": 10**5000}, ValueError, "at most 1e24, got an integer of 16610 bits"),
     "scale text": ({"scale": "1"}, TypeError, "scale must be a number or None, got str"),
-    "scale that no cache holds": ({"scale": [1.0]}, TypeError, "scale must be a number or None, got list"),
-    "smooth_v that no cache holds": ({"smooth_v": {}}, TypeError, "smooth_v must be True or False, got dict"),
+    "unhashable scale": ({"scale": [1.0]}, TypeError, "scale must be a number or None, got list"),
+    "unhashable smooth_v": ({"smooth_v": {}}, TypeError, "smooth_v must be True or False, got dict"),
     "return_lse": ({"return_lse": "yes"}, TypeError, "return_lse must be True or False, got str"),
     "mask shape": (
         {"attn_mask": torch.ones(10, 11, dtype=torch.bool)},
@@ -72,7 +72,7 @@ CASES = {
     "mask rank": ({"attn_mask": torch.ones(10)}, ValueError, "attn_mask must have 2 to 4 dimensions, got 1"),
     "mask dtype": ({"attn_mask": torch.ones(10, 10).long()}, TypeError, "attn_mask must be bool.*got torch.int64"),
     "mask device": ({"attn_mask": torch.ones(10, 10, device="meta")}, ValueError, "attn_mask must be on q's device"),
-    "mask is no tensor": ({"attn_mask": 3}, TypeError, "attn_mask must be a torch.Tensor or None, got int"),
+    "mask is not a tensor": ({"attn_mask": 3}, TypeError, "attn_mask must be a torch.Tensor or None, got int"),
     "mask without values": (
         {"attn_mask": torch.nn.attention.bias.causal_upper_left(10, 10)},
         TypeError,
@@ -92,8 +92,8 @@ CASES = {
     [(comfy_sage2.attention, False), (comfy_sage2.attention, True), (comfy_sage2.explain, False)],
     ids=["attention", "attention by the operator", "explain"],
 )
-def test_message(case: Any, call: Any, trains: bool) -> None:
-    """Also where the call is an operator, which has errors of its own; torch's are those of several devices."""
+def test_the_error_of_each_bad_argument(case: Any, call: Any, trains: bool) -> None:
+    """Calls through the torch operator raise the same errors, except that torch itself refuses several devices."""
     changes, error, message = CASES[case]
     with pytest.raises(error, match=message):
         call(**(good(trains and "device" not in case) | changes))
@@ -119,7 +119,7 @@ def test_a_head_dim_of_one_may_have_any_stride() -> None:
         (torch.zeros(1, dtype=torch.int32, device="meta"), ValueError, r"on q's device cpu, got shape \(1,\) on meta"),
     ],
 )
-def test_flag_that_does_not_fit(flag: torch.Tensor, error: type[Exception], message: str) -> None:
+def test_unsuitable_flags_are_refused(flag: torch.Tensor, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         comfy_sage2.attention(**good(), nonfinite=flag)
 
@@ -133,8 +133,10 @@ def test_flag_that_does_not_fit(flag: torch.Tensor, error: type[Exception], mess
     ],
     ids=str,
 )
-def test_a_wrong_value_that_equals_a_right_one(right: Any, wrong: Any, error: type[Exception]) -> None:
-    """Choices are checked once, and 1 == True."""
+def test_a_wrong_value_that_equals_a_cached_right_one_is_refused(
+    right: Any, wrong: Any, error: type[Exception]
+) -> None:
+    """Checked choices are cached, and 1 == True."""
     comfy_sage2.attention(**good(), **right)
     for _ in range(2):
         with pytest.raises(error, match=f"{next(iter(wrong))} must be .*, got (int|bool)"):
@@ -142,7 +144,7 @@ def test_a_wrong_value_that_equals_a_right_one(right: Any, wrong: Any, error: ty
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_what_is_no_tensor_is_named_beside_flags_and_gradients(name: str) -> None:
+def test_a_non_tensor_is_named_with_and_without_flags_and_gradients(name: str) -> None:
     tensors: dict[str, Any] = {other: tensor.requires_grad_() for other, tensor in good().items()} | {name: [1.0]}
     for flag in (None, torch.zeros(1, dtype=torch.int32)):
         for gradients in (False, True):
@@ -152,7 +154,7 @@ def test_what_is_no_tensor_is_named_beside_flags_and_gradients(name: str) -> Non
 
 @pytest.mark.parametrize("value", ["none", [], {}, None, 3], ids=str)
 @pytest.mark.parametrize("name", CHOICES)
-def test_a_choice_that_is_none_of_those_is_named(name: str, value: object) -> None:
+def test_an_invalid_choice_is_named(name: str, value: object) -> None:
     tensors = torch.randn(3, 1, 2, 10, 16).unbind()
     arguments: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match=f"{name} must be one of .*got"):

@@ -1,4 +1,4 @@
-"""The baselines: each keeps the scores it should, and errs by about what has been measured of the real one."""
+"""The baselines: each takes masks, causality and scale, and its error is about that measured of the real kernel."""
 
 from __future__ import annotations
 

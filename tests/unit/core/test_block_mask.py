@@ -1,4 +1,4 @@
-"""Block masks as data: what they are made of, back to masks, what is refused, and what `check` finds."""
+"""Block masks as data: their construction, the conversion back to dense masks, refusals, and `check`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ import comfy_sage2
 from comfy_sage2 import BlockMask
 
 
-def noted(lists: BlockMask) -> int:
-    """What becomes of a flag of -7."""
+def flag_after_check(lists: BlockMask) -> int:
+    """The value that `flag_invalid` makes of a flag of -7."""
     flag = torch.full((1,), -7, dtype=torch.int32)
     BlockMask(lists.lists, flag).flag_invalid()
     return int(flag)
 
 
 def lists_of_one_block(*entries: int, block_mask: int = 4) -> BlockMask:
-    """The lists of one block of queries: the count, then blocks; the rest is -1."""
+    """The list of one query block: the count, then blocks; the rest is -1."""
     return BlockMask(torch.tensor([[[[*entries, *[-1] * (1 + block_mask - len(entries))]]]], dtype=torch.int16))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 5, 4), (1, 4, 2, 9)], ids=str)
-def test_masks_come_back(shape: tuple[int, ...]) -> None:
+def test_dense_masks_survive_a_round_trip(shape: tuple[int, ...]) -> None:
     mask = torch.rand(shape) > 0.4
     lists = BlockMask.from_dense(mask)
     assert lists.lists.dtype == torch.int16 and lists.lists.shape == (*shape[:3], shape[3] + 1)
@@ -38,14 +38,14 @@ def test_masks_come_back(shape: tuple[int, ...]) -> None:
     lists.check()
 
 
-def test_blocks_go_from_the_last_to_the_first() -> None:
+def test_lists_go_from_the_last_block_to_the_first() -> None:
     mask = torch.tensor([[[[True, False, True, True], [False] * 4, [True] * 4]]])
     assert BlockMask.from_dense(mask).lists.tolist() == [[[[3, 3, 2, 0, -1], [0, -1, -1, -1, -1], [4, 3, 2, 1, 0]]]]
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_all_of_it_is_on_the_masks_device(is_causal: bool) -> None:
-    """In this mode an operation with tensors of another device fails, as on a GPU."""
+def test_everything_stays_on_the_masks_device(is_causal: bool) -> None:
+    """In FakeTensorMode, as on a GPU, an operation on tensors of different devices fails."""
     with FakeTensorMode():
         mask = torch.ones(1, 2, 3, 4, dtype=torch.bool, device="meta")
         flag = torch.zeros(1, dtype=torch.int32, device="meta")
@@ -60,7 +60,7 @@ def test_all_of_it_is_on_the_masks_device(is_causal: bool) -> None:
 def test_a_causal_list_begins_on_the_diagonal() -> None:
     lists = full_blocks(300, 500, is_causal=True).lists
     assert lists.tolist() == [[[[1, 0, -1, -1, -1], [2, 1, 0, -1, -1], [3, 2, 1, 0, -1]]]]
-    # More queries than keys: what lies beyond the last block begins with that one, which is the ragged one.
+    # More queries than keys: lists of queries past the last key block begin with that block, which is ragged.
     assert full_blocks(500, 200, is_causal=True).lists[0, 0, :, 1].tolist() == [0, 1, 1, 1]
 
 
@@ -78,9 +78,9 @@ def test_a_causal_list_begins_on_the_diagonal() -> None:
     ],
     ids=str,
 )
-def test_invalid_entries_are_left_out_and_found(lists: BlockMask, active: list[int], message: str) -> None:
+def test_invalid_entries_are_skipped_and_reported(lists: BlockMask, active: list[int], message: str) -> None:
     assert lists.to_dense().nonzero()[:, 3].tolist() == active
-    assert noted(lists) == 1
+    assert flag_after_check(lists) == 1
     with pytest.raises(ValueError, match=rf"\[SA-211\] lists of batch 0, head 0, block of queries 0: {message}"):
         lists.check()
 
@@ -119,7 +119,7 @@ API_PAGE = Path(__file__).resolve().parents[3] / "docs" / "dev" / "api.md"
 
 
 def of_tokens(mask: torch.Tensor, block_size: tuple[int, int], lengths: tuple[int, int]) -> torch.Tensor:
-    """What each query may attend to: bool (B, H, Nq, Nkv)."""
+    """The token mask of a mask of blocks: bool (B, H, Nq, Nkv)."""
     rows, columns = (torch.arange(length) // size for length, size in zip(lengths, block_size, strict=True))
     return mask[:, :, rows[:, None], columns]
 
@@ -143,7 +143,7 @@ def test_a_block_is_active_where_any_of_its_tokens_is(block_size: tuple[int, int
         assert torch.equal(computed, tokens)
 
 
-def test_a_compiled_mask() -> None:
+def test_from_blocks_compiles() -> None:
     torch._dynamo.reset()
 
     def model(mask: torch.Tensor) -> torch.Tensor:
@@ -177,7 +177,7 @@ MASK = torch.ones(1, 1, 4, 8, dtype=torch.bool)
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_masks_that_do_not_fit(
+def test_unsuitable_masks_are_refused(
     mask: torch.Tensor, block_size: tuple[int, int], lengths: tuple[int, int], error: Any, message: str
 ) -> None:
     with pytest.raises(error, match=r"\[SA-211\] .*" + message):
@@ -186,7 +186,7 @@ def test_masks_that_do_not_fit(
 
 @pytest.mark.slow
 def test_the_documented_example(tmp_path: Path) -> None:
-    """Sliding windows of 3 x 3 x 3 cubes over a grid of them, where each end has neighbors on one side alone."""
+    """Sliding windows of 3 x 3 x 3 cubes over a grid of cubes; cubes at an end have neighbors on one side only."""
     (section,) = re.findall(
         r"^## Block masks$(.*?)^## ", API_PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )

@@ -1,4 +1,4 @@
-"""Calls with block masks against attention in float64 under the expanded mask, and who refuses them."""
+"""Calls with block masks against attention in float64 under the expanded mask, and backends that refuse them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_random_lists(mode: str, rotate: str) -> None:
 
 
 @pytest.mark.parametrize(("mode", "rotate"), NUMERICS)
-def test_lists_with_a_mask_and_causal(mode: str, rotate: str) -> None:
+def test_lists_with_a_mask_in_causal_calls(mode: str, rotate: str) -> None:
     q, k, v = inputs(lengths=(210, 210))
     mask = torch.rand(2, 1, 210, 210) > 0.3
     assert_matches(q, k, v, random_lists(q, k), mode, is_causal=True, attn_mask=mask, rotate=rotate)
@@ -78,7 +78,9 @@ def test_ragged_lengths_and_lists_for_all(lengths: tuple[int, int], batch: int |
 
 @pytest.mark.parametrize(("mode", "rotate"), NUMERICS)
 @pytest.mark.parametrize(("is_causal", "shuffled"), [(False, True), (True, False)])
-def test_all_blocks_are_the_dense_call_bit_for_bit(mode: str, rotate: str, is_causal: bool, shuffled: bool) -> None:
+def test_a_call_with_all_blocks_equals_the_dense_call_bit_for_bit(
+    mode: str, rotate: str, is_causal: bool, shuffled: bool
+) -> None:
     q, k, v = inputs(lengths=(260, 330))
     choices: dict[str, Any] = {"mode": mode, "rotate": rotate, "is_causal": is_causal, "return_lse": True}
     lists = full_blocks(260, 330, is_causal=is_causal)
@@ -92,7 +94,7 @@ def test_all_blocks_are_the_dense_call_bit_for_bit(mode: str, rotate: str, is_ca
 
 @pytest.mark.parametrize(("bad", "clean"), INVALID_LISTS, ids=str)
 @pytest.mark.parametrize("mode", ["8b", EXACT])
-def test_invalid_entries_are_left_out_and_noted(bad: list[int], clean: list[int], mode: str) -> None:
+def test_invalid_entries_are_skipped_and_set_the_flag(bad: list[int], clean: list[int], mode: str) -> None:
     q, k, v = inputs(lengths=(100, 300))
     flags = torch.full((2, 1), -7, dtype=torch.int32)
     given = (BlockMask(torch.tensor([[[each]]], dtype=torch.int16), flags[i]) for i, each in enumerate((bad, clean)))
@@ -133,7 +135,7 @@ def test_explain_names_an_invalid_entry(layout: str) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("call", [comfy_sage2.attention, comfy_sage2.explain])
-def test_lists_that_do_not_fit(block_mask: Any, error: Any, message: str, call: Any) -> None:
+def test_unsuitable_lists_are_refused(block_mask: Any, error: Any, message: str, call: Any) -> None:
     with pytest.raises(error, match=r"\[SA-211\] .*" + message):
         call(*inputs(), block_mask=block_mask)
 
@@ -148,13 +150,13 @@ def test_lists_that_do_not_fit(block_mask: Any, error: Any, message: str, call: 
     ids=["float", "two", "meta"],
 )
 @pytest.mark.parametrize("call", [comfy_sage2.attention, comfy_sage2.explain])
-def test_flags_that_do_not_fit(flag: torch.Tensor, error: Any, message: str, call: Any) -> None:
+def test_unsuitable_flags_are_refused(flag: torch.Tensor, error: Any, message: str, call: Any) -> None:
     with pytest.raises(error, match=r"\[SA-209\] block_mask.invalid " + message):
         call(*inputs(), block_mask=BlockMask(LISTS.lists, flag))
 
 
-def test_a_call_with_lists_goes_past_what_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when a dense call of the same tensors came first: decisions are remembered."""
+def test_a_call_with_lists_skips_backends_that_refuse_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds after a dense call of the same tensors, too: plans are cached."""
     kernel = FakeBackend("twos", value=2.0)
     kernel.constraints = (DENSE,)
     monkeypatch.setattr(registry, "BACKENDS", (kernel, registry.get("reference")))
@@ -195,7 +197,7 @@ HOPPER = replace(
 def test_skipped_blocks_are_masked_tokens(options: ReferenceOptions, is_causal: bool, fresh_seed: int) -> None:
     q, k, v = (torch.randn(2, heads, 450, 32) for heads in (4, 2, 2))
     active = torch.rand(2, 4, 4, 4) < 0.5
-    active[..., 0] = True  # no key is hidden from all queries, which would take no part in smoothing
+    active[..., 0] = True  # a key that is hidden from all queries would not count in smoothing
     active[:, :, 3] = True
     active[1, 2, 2] = False  # a block of queries without keys
     tokens = active.repeat_interleave(128, 2)[:, :, :450].repeat_interleave(128, 3)[..., :450]

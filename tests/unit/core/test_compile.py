@@ -1,4 +1,4 @@
-"""The call is one node to torch.compile: no graph break, right strides, dynamic shapes, flags that are written."""
+"""torch.compile sees the call as one node: no graph break, right strides, dynamic shapes, written flags."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_fake_output_agrees_with_the_real_one(layout: str, return_lse: bool, lis
         torch.library.opcheck(_writing_attention_op, arguments, test_utils=tests)
 
 
-def test_compiled_call_notes_what_is_not_finite() -> None:
+def test_a_compiled_call_flags_nonfinite_values() -> None:
     q, k, v = (torch.randn(1, 2, 30, 16) for _ in range(3))
 
     def model(q: torch.Tensor, flag: torch.Tensor) -> Any:
@@ -113,7 +113,7 @@ def test_a_call_with_a_block_mask() -> None:
 
 
 @pytest.mark.parametrize("checked", [False, True])
-def test_a_compiled_call_notes_invalid_entries(checked: bool) -> None:
+def test_a_compiled_call_flags_invalid_entries(checked: bool) -> None:
     q, k, v = inputs()
 
     def model(q: torch.Tensor, lists: torch.Tensor, flag: torch.Tensor, nonfinite: torch.Tensor) -> torch.Tensor:
@@ -123,7 +123,7 @@ def test_a_compiled_call_notes_invalid_entries(checked: bool) -> None:
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     lists = LISTS.lists.clone()
     for wrong in (0, 1):
-        lists[0, 0, 0, 3] = wrong  # block 1 is there before
+        lists[0, 0, 0, 3] = wrong  # the list has block 1 already
         flag, nonfinite = torch.zeros(2, 1, dtype=torch.int32)
         torch.testing.assert_close(compiled(q, lists, flag, nonfinite), model(q, lists, FLAG.clone(), nonfinite))
         assert (flag.item(), nonfinite.item()) == (wrong, 0)

@@ -1,4 +1,4 @@
-"""The truth that others are measured against, which goes in parts, is itself compared with the whole definition."""
+"""The exact attention that all errors are measured against computes in parts; it is compared with the definition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from comfy_sage2.reference.exact import exact_attention
 pytestmark = pytest.mark.usefixtures("fresh_seed")
 
 BLOCK = 128
-# (batch, heads of q, heads of k, queries, keys): the first in several parts as they are, the others in small ones.
+# (batch, heads of q, heads of k, queries, keys). LARGE has several parts of the usual size, the others of SMALL_PART.
 LARGE = (1, 2, 2, 1500, 1500)
 SIZES = [(1, 2, 2, 150, 150), (2, 4, 2, 70, 90), (1, 6, 1, 100, 300), (1, 3, 3, 210, 205), (2, 4, 2, 1, 90)]
 SMALL_PART = 1 << 13  # scores
@@ -24,7 +24,7 @@ MASKS = ("none", "rows", "closed rows", "keys", "heads", "bias", "bias of keys")
 def inputs(size: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     batch, heads, kv_heads, queries, keys = size
     q = torch.randn(batch, heads, queries, 8, dtype=dtype)
-    # Each head of k and v, and each token, has values that no other has.
+    # Each head of k and v, and each token, has values of its own.
     k, v = (torch.randn(batch, kv_heads, keys, 8, dtype=dtype) for _ in range(2))
     return q, k, v + torch.arange(kv_heads)[:, None, None]
 
@@ -69,12 +69,12 @@ def test_calls_of_one_part_and_of_several(
 
 
 @pytest.mark.parametrize(("is_causal", "mask"), [(True, "none"), (False, "rows")])
-def test_more_scores_than_one_part_has(is_causal: bool, mask: str) -> None:
+def test_more_scores_than_fit_into_one_part(is_causal: bool, mask: str) -> None:
     check(LARGE, is_causal, mask)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_blocks_of_several_parts(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_masks_of_calls_in_several_parts(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "_TILE_SCORES", 1 << 16)
     q, k, v = inputs((1, 2, 1, 400, 500), torch.float32)
     active = torch.rand(1, 2, math.ceil(400 / BLOCK), math.ceil(500 / BLOCK)) < 0.5
@@ -101,7 +101,7 @@ def test_inputs_of_16_bits_are_not_rounded_further(dtype: torch.dtype, autocast:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("lowest", [-1e30, torch.finfo(torch.float32).min])
-def test_a_row_of_very_low_numbers_alone_is_the_mean(dtype: torch.dtype, lowest: float) -> None:
+def test_a_row_with_only_very_low_mask_values_is_the_mean(dtype: torch.dtype, lowest: float) -> None:
     q, k, v = inputs((1, 2, 1, 5, 90), torch.float32)
     mask = torch.zeros(5, 90)
     mask[3] = lowest

@@ -1,4 +1,4 @@
-"""Torch's exact attentions as backends: what they are asked, what becomes of their results, what they refuse."""
+"""Torch's exact attentions as backends: their operators' arguments, the handling of results, and refusals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def on_gpu(
 
 
 def refusing(signature: CallSignature) -> dict[str, str]:
-    """The constraints' reasons by backend, whatever this torch was built with."""
+    """The constraints' reasons by backend, regardless of how this torch was built."""
     first_reasons = {}
     for backend in EXACT_ATTENTIONS:
         checked = (constraint(signature) for constraint in backend.constraints)
@@ -44,7 +44,7 @@ def refusing(signature: CallSignature) -> dict[str, str]:
     return {name: reason for name, reason in first_reasons.items() if reason is not None}
 
 
-def test_an_ordinary_call_is_refused_by_none() -> None:
+def test_no_exact_attention_refuses_an_ordinary_call() -> None:
     assert tuple(backend.name for backend in EXACT_ATTENTIONS) == NAMES
     assert refusing(on_gpu()) == {}
     assert refusing(on_gpu(return_lse=True)) == {}
@@ -68,14 +68,14 @@ def test_an_ordinary_call_is_refused_by_none() -> None:
     ],
     ids=str,
 )
-def test_what_is_refused(changes: dict[str, Any], names: tuple[str, ...], words: str) -> None:
+def test_refused_calls(changes: dict[str, Any], names: tuple[str, ...], words: str) -> None:
     reasons = refusing(on_gpu(**changes))
     assert tuple(reasons) == names
     assert all(words in reason for reason in reasons.values())
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_they_say_nothing_about_quantized_calls(mode: str) -> None:
+def test_explain_names_exact_attentions_only_in_mode_exact(mode: str) -> None:
     q = torch.randn(1, 2, 10, 16)
     assert not set(NAMES) & set(comfy_sage2.explain(q, q, q, mode=mode))
     assert set(comfy_sage2.explain(q, q, q, mode=EXACT)) == {*NAMES, "reference"}
@@ -89,15 +89,15 @@ def test_options_of_the_quantization_are_refused(option: dict[str, Any]) -> None
         AttentionOptions(EXACT, **option)
 
 
-def stand_in(asked: list[dict[str, Any]], bnhd: bool) -> Any:
-    """An operator that is right on the rows that attend to something, and NaN on the others, in its own strides.
+def stand_in(recorded: list[dict[str, Any]], bnhd: bool) -> Any:
+    """An operator that is right in rows that attend to something and NaN in others, with strides of its own.
 
-    It takes the scale of the options, as torch's do.
+    It takes the scale from the options, as torch's operators do.
     """
 
     def operator(qkv: Any, bias: torch.Tensor | None, signature: CallSignature) -> Result:
         q, k, v = qkv
-        asked.append({"q": q, "k": k, "v": v, "bias": bias})
+        recorded.append({"q": q, "k": k, "v": v, "bias": bias})
         result, lse = exact_attention(
             q, k, v, scale=signature.options.scale, is_causal=signature.options.is_causal, attn_mask=bias,
             dtype=torch.float32,
@@ -130,8 +130,8 @@ def run(
 def test_results_keep_the_promises_of_the_api(
     bnhd: bool, layout: str, shape: tuple[int, ...], dtype: torch.dtype, fresh_seed: int
 ) -> None:
-    asked: list[dict[str, Any]] = []
-    backend = ExactAttention("stand-in", stand_in(asked, bnhd), lambda: None)
+    recorded: list[dict[str, Any]] = []
+    backend = ExactAttention("stand-in", stand_in(recorded, bnhd), lambda: None)
     q, k, v = torch.randn(2, 3, 37, 20), torch.randn(2, 3, 45, 20), torch.randn(2, 3, 45, 20)
     allowed = torch.rand(shape) > 0.2
     if shape[2] > 1:
@@ -152,14 +152,14 @@ def test_results_keep_the_promises_of_the_api(
     assert lse is not None
     torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5, rtol=1e-5)
     assert torch.equal(mask, before) and not flag.item()
-    (call,) = asked
+    (call,) = recorded
     assert call["q"].shape[3] == 24  # operators read channels in vectors
     bias = call["bias"]
     assert bias.dtype == q.dtype and bias.shape == (*shape[:3], 45)
     assert bias.stride(3) == 1 and bias.stride(2) % 16 == 0
 
 
-def test_nonfinite_values_are_noted() -> None:
+def test_nonfinite_values_set_the_flag_of_the_call() -> None:
     q = torch.randn(1, 2, 16, 8)
     v = q.clone()
     v[0, 1, 3, 5] = math.inf
@@ -171,11 +171,11 @@ def test_nonfinite_values_are_noted() -> None:
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_operators_get_tensors_that_begin_at_aligned_addresses(name: str) -> None:
-    asked: list[dict[str, Any]] = []
-    backend = ExactAttention("stand-in", stand_in(asked, False), lambda: None)
+    recorded: list[dict[str, Any]] = []
+    backend = ExactAttention("stand-in", stand_in(recorded, False), lambda: None)
     tensors = {name: torch.randn(1, 2, 16, 8) for name in ("q", "k", "v")}
     wanted, _ = run(backend, **tensors, options=OPTIONS, optional=OptionalTensors())
     behind = torch.zeros(tensors[name].numel() + 1)[1:].view(1, 2, 16, 8).copy_(tensors[name])
     out, _ = run(backend, **{**tensors, name: behind}, options=OPTIONS, optional=OptionalTensors())
     assert torch.equal(out, wanted)
-    assert all(call[each].data_ptr() % 16 == 0 for call in asked for each in tensors)
+    assert all(call[each].data_ptr() % 16 == 0 for call in recorded for each in tensors)

@@ -1,4 +1,4 @@
-"""There is no derivative, and nobody gets a wrong one: every way to ask for it raises the same error."""
+"""The call has no derivative: every way to ask for one raises an error, and none returns a wrong one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_backward_raises_through_each_output_for_each_input(name: str, through: 
 def test_forward_mode_raises(name: str) -> None:
     tensors = arguments()
     with forward_ad.dual_level():
-        comfy_sage2.attention(**tensors)  # tangents of others are no concern of it
+        comfy_sage2.attention(**tensors)  # none of its inputs has a tangent
         tensors[name] = forward_ad.make_dual(tensors[name], torch.randn_like(tensors[name]))
         with pytest.raises(RuntimeError, match=NO_TANGENT):
             comfy_sage2.attention(**tensors)

@@ -1,4 +1,4 @@
-"""Which tokens share a scale, written down from the words of section 3.2 and appendix A.6."""
+"""Which tokens share a scale, according to the paper's section 3.2 and appendix A.6."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_key_groups_are_four_column_pairs_of_every_eight(scheme: Any, block: int
     assert members(key_groups(256, scheme)) == expected
 
 
-def test_token_block_and_tensor() -> None:
+def test_groups_per_token_block_and_tensor() -> None:
     assert len(members(key_groups(70, PER_TOKEN))) == 70
     assert members(query_groups(300, PER_BLOCK)) == {
         frozenset(range(128)),
@@ -91,8 +91,8 @@ def test_channels_of_v_have_their_own_scales() -> None:
 
 
 @pytest.mark.parametrize("loudness", [1, 300, 0.01, 0.0])
-def test_a_token_of_v_unlike_others_coarsens_none_of_them(loudness: float, fresh_seed: int) -> None:
-    """Tokens of a tile share a scale, or have one each where they are unlike."""
+def test_an_outlier_token_of_v_does_not_coarsen_others(loudness: float, fresh_seed: int) -> None:
+    """The tokens of a tile share a scale, or have one each if they are unlike."""
     generator = torch.Generator().manual_seed(fresh_seed)
     v = torch.randn(2, 3, 150, 64, generator=generator).clamp_(-2.5, 2.5) * torch.logspace(-3, 3, 64)
     v[:, :, 70] *= loudness

@@ -1,4 +1,4 @@
-"""Keys that a padding mask hides from all queries and heads leave no trace: as if they had been cut off."""
+"""Keys that a mask hides from all queries and heads leave no trace, as if they had been cut off."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ each_mode = pytest.mark.parametrize("mode", MODES)
 
 def padding(dtype: torch.dtype, lowest: bool = False) -> torch.Tensor:
     attends = torch.arange(KEYS) < SHOWN
-    attends[::7] = False  # and some among the shown ones
+    attends[::7] = False  # hide some of the shown ones, too
     if dtype == torch.bool:
         return attends.view(1, 1, 1, -1)
     hiding = torch.finfo(dtype).min if lowest else -math.inf
@@ -33,7 +33,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 @each_mode
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("lowest", [False, True])
-def test_the_error_is_that_of_a_call_without_them(mode: str, dtype: torch.dtype, lowest: bool) -> None:
+def test_the_error_is_that_of_a_call_without_hidden_keys(mode: str, dtype: torch.dtype, lowest: bool) -> None:
     q, k, v = inputs()
     mask = padding(dtype, lowest)
     attends = padding(torch.bool).flatten()
@@ -43,12 +43,12 @@ def test_the_error_is_that_of_a_call_without_them(mode: str, dtype: torch.dtype,
     expected, expected_lse = oracle(q, *cut)
     error = relative_l1(comfy_sage2.attention(q, k, v, mode=mode, attn_mask=mask), expected)
     alone, lse = comfy_sage2.attention(q, *cut, mode=mode, return_lse=True)
-    assert error == pytest.approx(relative_l1(alone, expected), rel=0.25)  # groups of keys differ
+    assert error == pytest.approx(relative_l1(alone, expected), rel=0.25)  # other keys share scales
     assert (lse - expected_lse).abs().max() < 0.5
 
 
 def rows_of(kind: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A mask with a row a query or head, and which keys (2, 4, KEYS) it hides from all queries of a head."""
+    """A mask with a row for each query or head, and the keys (2, 4, KEYS) that it hides from all queries of a head."""
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.rand(2, 4, 1, KEYS, generator=generator) < 0.5
     rows = torch.rand(2, 4, 150, KEYS, generator=generator) < 0.5
@@ -71,7 +71,7 @@ def test_keys_that_a_mask_hides_from_all_leave_no_trace(
 ) -> None:
     q, k, v = inputs()
     attends, hidden = rows_of(kind, fresh_seed)
-    hidden = hidden.unflatten(1, (2, 2)).all(dim=2)[..., None]  # from both queries' heads of a head of k
+    hidden = hidden.unflatten(1, (2, 2)).all(dim=2)[..., None]  # from both query heads of a head of k
     mask = attends
     if form != torch.bool:
         hiding = torch.finfo(torch.float32).min if form == "lowest" else -math.inf
@@ -95,7 +95,7 @@ def test_keys_that_a_mask_hides_from_all_leave_no_trace(
         assert torch.equal(out, wanted[0]) and torch.equal(lse, wanted[1])
 
 
-def test_a_mask_of_rows_that_is_written_to_is_read_anew() -> None:
+def test_a_mask_of_rows_that_changed_is_read_again() -> None:
     q, k, v = inputs()
     mask = torch.ones(150, KEYS, dtype=torch.bool)
     comfy_sage2.attention(q, k, v, attn_mask=mask)
@@ -111,14 +111,14 @@ def test_a_mask_of_rows_that_is_written_to_is_read_anew() -> None:
 def test_a_mask_of_rows_hides_other_keys_from_causal_calls() -> None:
     q, k, v = inputs()
     mask = torch.ones(150, KEYS, dtype=torch.bool)
-    comfy_sage2.attention(q, k, v, attn_mask=mask)  # of which it hides none
+    comfy_sage2.attention(q, k, v, attn_mask=mask)  # the mask hides no key of this call
     loud = [torch.cat([tensor[:, :, :150], tensor[:, :, 150:] * 1e4], dim=2) for tensor in (k, v)]
     wanted = comfy_sage2.attention(q, k, v, attn_mask=mask, is_causal=True)
     assert torch.equal(comfy_sage2.attention(q, *loud, attn_mask=mask, is_causal=True), wanted)
 
 
-def test_a_mask_hides_other_keys_where_there_are_fewer_queries() -> None:
-    """What a causal call of as many queries as keys has learned of a mask, that it hides none, does not hold."""
+def test_a_mask_hides_other_keys_from_calls_with_fewer_queries() -> None:
+    """A causal call with as many queries as keys finds that the mask hides none; that result does not hold here."""
     q, k, v = inputs()
     k, v, few = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]], q[:, :, :50]
     mask = torch.ones(1, q.shape[1], 1, q.shape[2], dtype=torch.bool)
@@ -130,12 +130,12 @@ def test_a_mask_hides_other_keys_where_there_are_fewer_queries() -> None:
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_a_row_of_the_lowest_number_alone_attends_to_keys_that_others_do_not(is_causal: bool) -> None:
+def test_a_row_with_only_the_lowest_value_attends_to_keys_hidden_from_other_rows(is_causal: bool) -> None:
     q, k, v = inputs()
     lowest = torch.finfo(torch.float32).min
     mask = torch.zeros(150, KEYS)
     mask[:, :50] = lowest
-    if not is_causal:  # else the first 50 rows see nothing else
+    if not is_causal:  # in causal calls the first 50 rows see only such keys
         mask[7] = lowest
     v[:, :, :50] += 5.0
     expected, _ = oracle(q, k, v, attn_mask=mask, is_causal=is_causal)
@@ -144,8 +144,8 @@ def test_a_row_of_the_lowest_number_alone_attends_to_keys_that_others_do_not(is_
 
 
 @each_mode
-def test_a_mask_that_hides_all_hides_none(mode: str) -> None:
-    """A row of the lowest number alone is uniform; one of False alone is empty."""
+def test_masks_that_hide_every_key(mode: str) -> None:
+    """A row with only the lowest value is uniform; a row with only False is empty."""
     q, k, v = inputs()
     lowest = torch.full((1, 1, 1, KEYS), torch.finfo(torch.float32).min)
     mean = v.mean(dim=2, keepdim=True).repeat_interleave(2, 1).expand(q.shape)
@@ -154,14 +154,14 @@ def test_a_mask_that_hides_all_hides_none(mode: str) -> None:
     nothing[1] = True
     out = comfy_sage2.attention(q, k, v, mode=mode, attn_mask=nothing)
     assert not out[0].any()
-    unmasked = comfy_sage2.attention(q, k, v, mode=mode)  # whose K loses the mean of a sample
+    unmasked = comfy_sage2.attention(q, k, v, mode=mode)  # smoothing subtracts a sample's mean from its K
     assert relative_l1(out[1], unmasked[1]) < 0.02
 
 
 @each_mode
 @pytest.mark.parametrize("rotate", ["off", "auto"])
 @pytest.mark.parametrize("mask", [torch.ones(1, 1, dtype=torch.bool), torch.full((2, 1, 1, 1), -3.0)], ids=["2d", "4d"])
-def test_a_mask_of_one_number_for_all_keys_changes_nothing(mode: str, rotate: str, mask: torch.Tensor) -> None:
+def test_a_constant_mask_changes_nothing(mode: str, rotate: str, mask: torch.Tensor) -> None:
     q, k, v = inputs()
     choices: dict[str, Any] = {"mode": mode, "rotate": rotate, "smooth_v": True}
     wanted = comfy_sage2.attention(q, k, v, **choices)

@@ -24,13 +24,13 @@ from comfy_sage2.options import AttentionOptions
 from comfy_sage2.system.stream import current_stream
 
 
-def test_a_stream_is_that_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stream_is_the_current_one_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 100 + index, raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert [current_stream(torch.device(name)) for name in ("cuda:0", "cuda:1", "cuda")] == [100, 101, 103]
 
 
-def test_a_plan_is_told_its_gpu() -> None:
+def test_a_plan_gets_the_index_of_its_gpu() -> None:
     strides = (8192, 1024, 128)
     views = Views(strides, strides, strides, strides)
     for device, number in (("cuda:0", 0), ("cuda:3", 3), ("cuda", -1)):
@@ -41,14 +41,14 @@ def test_a_plan_is_told_its_gpu() -> None:
 def run(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS, **choices: Any
 ) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor | None]:
-    """What a module is told of one call, and its results."""
+    """The arguments that a module gets for one call, and the call's results."""
     module = Recorder()
     out, lse = kernel_call(module, q, k, v, optional, **choices).run(q, k, v, optional)
     (call,) = module.calls
     return call, out, lse
 
 
-# By the names of csrc/attention_call.h: of q of 4 heads and 300 tokens, k and v of 2 and 513.
+# Named as in csrc/attention_call.h, for q with 4 heads and 300 tokens, and k and v with 2 heads and 513 tokens.
 PLAIN = {
     "batch": 2, "q_heads": 4, "kv_heads": 2, "q_length": 300, "kv_length": 513, "head_dim": 64, "element": 2,
     "device": -1, "scale": 0.125, "mode": 8, "smooth_v": False, "causal": False, "pv": 0, "pv_accumulator": 32,
@@ -93,7 +93,7 @@ def test_options_and_optional_tensors() -> None:
 @pytest.mark.parametrize("unreadable", [misaligned, odd_strides])
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_what_cannot_be_read_in_place_is_copied_by_itself(which: int, layout: str, unreadable: Any) -> None:
+def test_only_the_tensor_that_cannot_be_read_in_place_is_copied(which: int, layout: str, unreadable: Any) -> None:
     tensors = [torch.randn(2, 16, 16, 64).half() for _ in range(3)]
     tensors[which] = unreadable(2, 16, 16, 64)
     q, k, v = tensors
@@ -108,17 +108,17 @@ def test_what_cannot_be_read_in_place_is_copied_by_itself(which: int, layout: st
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_what_is_misaligned_in_a_reshaped_call_is_copied_by_itself(which: int) -> None:
+def test_only_the_misaligned_tensor_of_a_reshaped_call_is_copied(which: int) -> None:
     module = Recorder()
     tensors = [torch.randn(2, 16, 16, 64).half() for _ in range(3)]
     call = kernel_call(module, *tensors)
     tensors[which] = misaligned(2, 16, 16, 64)
     out = call.run_reshaped(*tensors, NO_TENSORS, (2, 16, 1024))
-    (told,) = module.calls
-    assert out.shape == (2, 16, 1024) and out.data_ptr() == told["out"]
+    (recorded,) = module.calls
+    assert out.shape == (2, 16, 1024) and out.data_ptr() == recorded["out"]
     for name, tensor in zip("qkv", tensors, strict=True):
-        assert (told[name] == tensor.data_ptr()) == (tensor is not tensors[which]) and told[name] % 16 == 0
-        assert torch.equal(told["read"][name], tensor)
+        assert (recorded[name] == tensor.data_ptr()) == (tensor is not tensors[which]) and recorded[name] % 16 == 0
+        assert torch.equal(recorded["read"][name], tensor)
 
 
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
@@ -133,7 +133,7 @@ def test_channels_are_padded_with_zeros(layout: str) -> None:
 
 
 def test_an_aligned_call_after_a_misaligned_one_is_not_copied() -> None:
-    """Both are of one signature: an address is no part of it."""
+    """Both have the same signature, which holds no address."""
     module = Recorder()
     q, k, v = (torch.randn(1, 2, 16, 64).half() for _ in range(3))
     call = kernel_call(module, q, k, v)
@@ -144,11 +144,11 @@ def test_an_aligned_call_after_a_misaligned_one_is_not_copied() -> None:
     assert first["k"] == third["k"] == k.data_ptr() != second["k"]
     assert torch.equal(second["read"]["k"], k)
     assert first["q"] == second["q"] == q.data_ptr()
-    assert len(module.plans) == 2  # one for each way to lie in memory
+    assert len(module.plans) == 2  # one for each memory layout
 
 
 def test_a_view_of_negative_values_is_copied() -> None:
-    """torch keeps the sign as a bit of the tensor, which kernels that get an address do not see."""
+    """torch keeps the sign as a bit of the tensor. Kernels get an address and do not see it."""
     x = torch.randn(1, 2, 16, 64).half()
     negative = readable(torch._neg_view(x))
     assert readable(x) is x and not negative.is_neg()
@@ -156,7 +156,7 @@ def test_a_view_of_negative_values_is_copied() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 64), (2, 3, 16, 64)], ids=len)
-def test_heads_of_an_entry_are_readable_where_those_of_a_batch_are(shape: tuple[int, ...]) -> None:
+def test_tensors_without_a_batch_axis_are_as_readable_as_those_with_one(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape).half()
     assert readable(x) is x
     for unreadable in (torch.randn(*shape[:-1], 65).half()[..., :64], x[..., :60]):
@@ -171,7 +171,7 @@ def test_heads_of_an_entry_are_readable_where_those_of_a_batch_are(shape: tuple[
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.bfloat16, torch.float32])
-def test_masks_are_read_where_they_are(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_masks_are_read_in_place(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     q, k = torch.randn(2, 4, 30, 64).half(), torch.randn(2, 2, 50, 64).half()
     mask = torch.zeros(*shape[:-1], shape[-1] + 6).to(dtype)[..., : shape[-1]]
     call, _, _ = run(q, k, k, OptionalTensors(mask))
@@ -185,7 +185,7 @@ def test_masks_are_read_where_they_are(shape: tuple[int, ...], dtype: torch.dtyp
 @pytest.mark.parametrize("flagged", [False, True])
 @pytest.mark.parametrize(("batch", "heads"), [(1, 1), (2, 1), (1, 4), (2, 4)])
 def test_lists_and_their_strides(batch: int, heads: int, flagged: bool) -> None:
-    """The stride of lists that all share is 0."""
+    """Shared lists have stride 0."""
     q, k = torch.randn(2, 4, 300, 64).half(), torch.randn(2, 2, 513, 64).half()
     lists = full_blocks(300, 513, batch=batch, heads=heads).lists
     flag = torch.zeros(1, dtype=torch.int32) if flagged else None
@@ -197,8 +197,8 @@ def test_lists_and_their_strides(batch: int, heads: int, flagged: bool) -> None:
     assert call["invalid_blocks"] == (0 if flag is None else flag.data_ptr())
 
 
-def test_the_flag_of_values_that_are_not_finite() -> None:
-    """Whether a call has one is no part of its signature."""
+def test_the_address_of_the_nonfinite_flag() -> None:
+    """A signature does not say whether a call has the flag."""
     module = Recorder()
     q = torch.randn(1, 2, 16, 64).half()
     flag = torch.zeros(1, dtype=torch.int32)
@@ -210,7 +210,7 @@ def test_the_flag_of_values_that_are_not_finite() -> None:
 
 
 def test_threads_share_a_call() -> None:
-    """Each has its own output and scratch, also where their tensors lie in other ways."""
+    """Each has its own output and workspace, even if their tensors have different memory layouts."""
     module = Recorder()
     q, k, v = (torch.randn(1, 2, 16, 64).half() for _ in range(3))
     call = kernel_call(module, q, k, v)
@@ -236,8 +236,8 @@ def test_threads_share_a_call() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_lse_of_rows_whose_keys_have_the_lowest_numbers(dtype: torch.dtype) -> None:
-    """In units of log2 float32 does not hold them: those of bfloat16 and float32 come back as half of its lowest."""
+def test_the_lse_of_rows_that_see_only_the_lowest_mask_value(dtype: torch.dtype) -> None:
+    """In log2 units float32 cannot hold it for bfloat16 and float32: kernels return half of float32's lowest value."""
     half = math.log(2) * torch.finfo(torch.float32).min / 2
     lse = torch.tensor([half, half * 0.99, -torch.inf, 3.0])
     wanted = lse.clone()
@@ -248,7 +248,7 @@ def test_the_lse_of_rows_whose_keys_have_the_lowest_numbers(dtype: torch.dtype) 
 
 @pytest.mark.parametrize("axis", range(3))
 @pytest.mark.parametrize("size", [1, 2])
-def test_the_stride_of_an_axis_of_one_element_may_be_anything(axis: int, size: int) -> None:
+def test_an_axis_of_one_element_may_have_any_stride(axis: int, size: int) -> None:
     shape, strides = [4, 4, 4, 64], [1024, 256, 64, 1]
     shape[axis], strides[axis] = size, 3
     form = TensorForm(torch.Size(shape), tuple(strides), torch.float16, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""What the kernel backends say they can run; no kernel is loaded for any of it."""
+"""The calls that the kernel backends accept; no kernel is loaded for this."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _signature(capability: tuple[int, int], **choices: Any) -> CallSignature:
 
 
 PRECISE = {"mode": "precise"}
-LACKING = [
+UNSUPPORTED = [
     (SM120, {"mode": "4b"}, "mode must be 8b or precise here, got 4b"),
     (SM90, {"pv_accumulator": "fp16"}, "pv_accumulator must be fp32 here, got fp16"),
     (SM80, {"pv": "fp8"}, "pv must be auto or int8 or fp16 here, got fp8"),
@@ -35,20 +35,20 @@ LACKING = [
 
 
 @pytest.mark.usefixtures("modules")
-@pytest.mark.parametrize(("backend", "choices", "reason"), LACKING)
-def test_what_a_module_lacks_is_refused(backend: KernelBackend, choices: dict[str, Any], reason: str) -> None:
+@pytest.mark.parametrize(("backend", "choices", "reason"), UNSUPPORTED)
+def test_options_that_a_module_lacks_are_refused(backend: KernelBackend, choices: dict[str, Any], reason: str) -> None:
     assert backend.reason_against(_signature(backend.capabilities[0], **choices)) == f"[SA-206] {reason}"
 
 
 @pytest.mark.usefixtures("modules")
 @pytest.mark.parametrize("backend", KERNELS, ids=lambda backend: backend.name)
-def test_what_a_module_has_is_taken(backend: KernelBackend) -> None:
-    """Every mode and accumulator of its table, with a block mask and without; precise takes 16 bits alone."""
+def test_options_that_a_module_has_are_accepted(backend: KernelBackend) -> None:
+    """Every mode and accumulator of its table, with a block mask and without; precise takes 16-bit tensors only."""
     table = kernel_table.read(backend.name)
     for capability, mode, accumulator, has_block_mask in product(
         backend.capabilities, table.modes, table.pv_accumulators, (False, True)
     ):
-        # INT8 products, which auto prefers where a module has them, are summed in integers.
+        # "auto" prefers INT8 products if a module has them, and these are summed in integers.
         pv = "fp16" if accumulator == "fp16" and "fp16" in table.pv_formats else "auto"
         options = AttentionOptions(mode, pv_accumulator=accumulator, pv=pv)
         assert backend.reason_against(on_gpu(capability, options, has_block_mask=has_block_mask)) is None
@@ -57,17 +57,17 @@ def test_what_a_module_has_is_taken(backend: KernelBackend) -> None:
 
 
 def test_a_missing_kernel_is_the_last_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    checked = []
 
     def unavailable(architecture: str) -> str:
-        asked.append(architecture)
+        checked.append(architecture)
         return "no wheel"
 
     monkeypatch.setattr(loader, "reason_unavailable", unavailable)
     assert SM89.reason_against(_signature((9, 0))) == "[SA-103] these kernels need compute capability 8.9, got 9.0"
-    assert asked == []
+    assert checked == []
     assert SM89.reason_against(_signature((8, 9))) == "no wheel"
-    assert asked == ["sm89"]
+    assert checked == ["sm89"]
 
 
 def test_the_backends_are_those_of_the_kernels_table() -> None:
@@ -76,7 +76,7 @@ def test_the_backends_are_those_of_the_kernels_table() -> None:
     assert backends == {name: entry.capabilities for name, entry in built.items()}
 
 
-def test_a_module_says_what_it_has(monkeypatch: pytest.MonkeyPatch, modules: None) -> None:
+def test_the_loaded_module_decides_the_modes(monkeypatch: pytest.MonkeyPatch, modules: None) -> None:
     module = declared_module("sm120")
     module.modes = ("8b", "4b")
     monkeypatch.setattr(loader, "load", lambda architecture: module)
@@ -86,8 +86,8 @@ def test_a_module_says_what_it_has(monkeypatch: pytest.MonkeyPatch, modules: Non
     assert {variant.mode for variant in SM120.variants} == {"8b", "4b"}
 
 
-def test_lists_pay_from_a_small_share_of_skipped_blocks_on() -> None:
-    """From 5 to 15 % on, by the mode and the GPU: at more than 100 % no call would ever have lists."""
+def test_lists_pay_off_from_a_small_share_of_skipped_blocks() -> None:
+    """The share is 5 to 15 %, by mode and GPU. Above 100 % no call would ever use lists."""
     shares = {(backend.name, mode): backend.least_skipped(mode) for backend in KERNELS for mode in MODES}
     assert all(0.05 <= share <= 0.15 for share in shares.values()), shares
 

@@ -34,8 +34,8 @@ def test_formats_of_16_bits_round_as_torch_does() -> None:
     assert torch.equal(FP16.round(x), x.half().float()) and torch.equal(BF16.round(x), x.bfloat16().float())
 
 
-def test_eight_bits_without_a_sign_have_zero() -> None:
-    """P that is next to nothing is nothing."""
+def test_uint8_rounds_small_values_to_zero() -> None:
+    """A P that is nearly zero becomes zero."""
     assert UINT8.round(torch.tensor([0.0, 0.4, 0.6, 254.6, 256.0])).tolist() == [0.0, 0.0, 1.0, 255.0, 255.0]
 
 
@@ -51,7 +51,7 @@ def test_fp22_keeps_13_mantissa_bits_and_truncates_toward_zero() -> None:
 
 
 @pytest.mark.parametrize("keys", [1, 31, 32, 33, 64, 100])
-def test_accumulators_add_to_what_is_there(keys: int) -> None:
+def test_accumulators_add_to_the_total(keys: int) -> None:
     p, v, total = torch.rand(3, 20, keys), torch.randn(3, keys, 8), torch.randn(3, 20, 8)
     exact = total.double() + p.double() @ v.double()
     largest_partial_sum = total.double().abs() + p.double() @ v.double().abs()

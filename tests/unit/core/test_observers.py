@@ -1,4 +1,4 @@
-"""Calls go past the torch operator, and by it where something has to see them."""
+"""Calls bypass the torch operator unless something has to observe them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def writing(monkeypatch: pytest.MonkeyPatch) -> Counted:
 
 
 class Seen(torch.Tensor):
-    """A tensor without memory of its own, which keeps the operators that it sees."""
+    """A tensor without memory of its own that records the operators called with it."""
 
     hidden: torch.Tensor
     seen: list[Any]
@@ -66,7 +66,7 @@ class Seen(torch.Tensor):
 
 
 class Watching(TorchDispatchMode):
-    """Keeps the operators that are called."""
+    """Records the operators that are called."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -93,14 +93,14 @@ PLAIN: dict[str, Any] = {
 
 @pytest.mark.parametrize("more", PLAIN)
 @pytest.mark.parametrize("gradients", [False, True])
-def test_plain_tensors_go_past_the_operator(operator: Counted, writing: Counted, more: str, gradients: bool) -> None:
+def test_plain_tensors_bypass_the_operator(operator: Counted, writing: Counted, more: str, gradients: bool) -> None:
     q, k, v = inputs()
     with torch.set_grad_enabled(gradients):
         comfy_sage2.attention(q, k, v, **PLAIN[more]())
     assert operator.calls == writing.calls == 0
 
 
-def test_no_gradient_is_asked_for(operator: Counted) -> None:
+def test_calls_without_a_gradient_bypass_the_operator(operator: Counted) -> None:
     q, k, v = inputs()
     q.requires_grad_()
     expected = comfy_sage2.attention(q.detach(), k, v)
@@ -111,7 +111,7 @@ def test_no_gradient_is_asked_for(operator: Counted) -> None:
     assert operator.calls == 0
 
 
-def test_a_flag_beside_a_gradient(operator: Counted, writing: Counted) -> None:
+def test_a_flag_and_a_gradient_take_the_writing_operator(operator: Counted, writing: Counted) -> None:
     q, k, v = inputs()
     v[0, 0, 3] = torch.nan
     flag = torch.zeros(1, dtype=torch.int32)
@@ -119,7 +119,7 @@ def test_a_flag_beside_a_gradient(operator: Counted, writing: Counted) -> None:
     assert (operator.calls, writing.calls, flag.item()) == (0, 1, 1)
 
 
-def test_vmap(operator: Counted) -> None:
+def test_vmap_takes_the_operator(operator: Counted) -> None:
     many = torch.randn(3, 1, 2, 20, 16)
     _, k, v = inputs()
     expected = torch.stack([comfy_sage2.attention(q, k, v) for q in many])
@@ -128,7 +128,7 @@ def test_vmap(operator: Counted) -> None:
     assert operator.calls == 1
 
 
-def test_a_dispatch_mode(operator: Counted) -> None:
+def test_a_dispatch_mode_sees_the_operator(operator: Counted) -> None:
     q, k, v = inputs()
     expected = comfy_sage2.attention(q, k, v)
     with Watching() as mode:
@@ -146,7 +146,7 @@ def test_fake_tensors_have_the_form_of_the_output(operator: Counted) -> None:
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "attn_mask"])
-def test_a_class_of_tensors(operator: Counted, name: str) -> None:
+def test_a_tensor_subclass_sees_the_operator(operator: Counted, name: str) -> None:
     q, k, v = inputs()
     tensors: dict[str, Any] = {"q": q, "k": k, "v": v, "attn_mask": torch.randn(20, 20)}
     expected = comfy_sage2.attention(**tensors)
@@ -155,8 +155,8 @@ def test_a_class_of_tensors(operator: Counted, name: str) -> None:
     assert OPERATOR in seen and operator.calls == 1 and torch.equal(out, expected)
 
 
-def test_a_trace_has_the_operator() -> None:
-    """What kernels write to memory is no part of a trace: another input would get the output of the first."""
+def test_a_trace_contains_the_operator() -> None:
+    """A trace does not record what kernels write: without the operator, another input would get the first output."""
 
     def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return comfy_sage2.attention(q, k, v)
@@ -167,8 +167,8 @@ def test_a_trace_has_the_operator() -> None:
     assert torch.equal(traced(*other), comfy_sage2.attention(*other))
 
 
-def test_a_negative_view_has_its_values_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The imaginary part of a conjugate shares the memory of its negative: a kernel would read that."""
+def test_a_negative_view_reaches_the_backend_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The imaginary part of a conjugate shares the memory of its negative, which a kernel would read."""
     seen = []
 
     def compute(call: ReferenceCall, q: torch.Tensor, *k_and_v: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The options are declared once: what is derived from the declaration agrees with it, and bad choices are refused."""
+"""The options are declared once: whatever derives from the declaration agrees with it, and bad choices are refused."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def test_the_operators_take_every_option() -> None:
     for operator in (torch.ops.comfy_sage2.attention, torch.ops.comfy_sage2.writing_attention):
         arguments = [argument.name for argument in operator.default._schema.arguments]
         assert arguments[-len(NAMES) :] == [f"{name}_option" for name in NAMES]
-        assert torch.Tag.pt2_compliant_tag in operator.default.tags, "the compiler may be told to take no other"
+        assert torch.Tag.pt2_compliant_tag in operator.default.tags, "torch.compile may refuse other operators"
 
 
-def test_the_kernels_know_what_they_are_told() -> None:
+def test_the_binding_takes_every_option() -> None:
     binding = BINDING.read_text()
     for argument in option_fields(AttentionOptions()):
         assert f'"{argument}"' in binding
@@ -46,7 +46,7 @@ def test_options_and_keywords_together() -> None:
     assert options == AttentionOptions("4b", smooth_v=True, return_lse=True)
 
 
-def test_a_model_has_no_options_of_single_calls() -> None:
+def test_options_of_single_calls_cannot_be_chosen_for_a_model() -> None:
     assert AttentionOptions.of_model(None, {"smooth_v": True}) == AttentionOptions(smooth_v=True)
     with pytest.raises(ValueError, match="is_causal cannot be chosen for a whole model"):
         AttentionOptions.of_model(AttentionOptions(is_causal=True), {})

@@ -9,7 +9,7 @@ import pytest
 import recorder
 import torch
 from random_blocks import full_blocks
-from recorder import BYTES_A_HEAD, STREAM, Recorder, kernel_call, misaligned, odd_strides
+from recorder import BYTES_PER_HEAD, STREAM, Recorder, kernel_call, misaligned, odd_strides
 
 from comfy_sage2.backends import launches
 from comfy_sage2.backends.module_plan import Views
@@ -21,11 +21,11 @@ from comfy_sage2.options import AttentionOptions
 def in_parts(
     monkeypatch: pytest.MonkeyPatch, heads_at_once: int, kv_heads: int = 8, mask: Any = None, layout: str = "BHND"
 ) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
-    """The calls of one attention of 3 x 8 heads, whose workspace is bound to `heads_at_once`, and its tensors as BHND.
+    """The kernel calls of one attention of 3 x 8 heads with workspace for `heads_at_once`, and its tensors as BHND.
 
-    mask: the shape of an attention mask, whose batch and heads a block mask has too.
+    mask: the shape of an attention mask; a block mask has the same batch and heads.
     """
-    monkeypatch.setattr(launches, "workspace_bound", lambda signature: heads_at_once * BYTES_A_HEAD + 1)
+    monkeypatch.setattr(launches, "workspace_bound", lambda signature: heads_at_once * BYTES_PER_HEAD + 1)
     module = Recorder()
     q, k, v = (torch.randn(3, 40, heads, 64).half().transpose(1, 2) for heads in (8, kv_heads, kv_heads))
     tensors, optional = {"q": q, "k": k, "v": v}, NO_TENSORS
@@ -47,7 +47,7 @@ def in_parts(
 def test_short_calls_may_take_more_scratch_memory(
     monkeypatch: pytest.MonkeyPatch, q_length: int, kv_length: int, heads_of_parts: list[int]
 ) -> None:
-    monkeypatch.setattr(recorder, "BYTES_A_HEAD", 20 << 20)
+    monkeypatch.setattr(recorder, "BYTES_PER_HEAD", 20 << 20)
     monkeypatch.setattr(launches, "has_room", lambda device, size: True)
     module = Recorder()
     q, k = (torch.zeros(1, 4, length, 16, dtype=torch.half) for length in (q_length, kv_length))
@@ -67,7 +67,7 @@ def test_short_calls_may_take_more_scratch_memory(
         (8, 4, [(1, 8)] * 3),
         (7, 4, [(1, 4), (1, 4)] * 3),
         (3, 8, [(1, 3), (1, 3), (1, 2)] * 3),
-        (1, 2, [(1, 4), (1, 4)] * 3),  # a head of k with its heads of q is the least
+        (1, 2, [(1, 4), (1, 4)] * 3),  # the smallest part is a head of k with its heads of q
     ],
     ids=str,
 )
@@ -98,42 +98,42 @@ def test_large_calls_are_computed_in_parts(
 
 
 class Allocator:
-    """Stands in for torch's: it has `room` bytes, and writes down the sizes of scratch memory that it gives."""
+    """A stand-in for torch's allocator with `room` bytes; it records the sizes of allocated scratch memory."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
         self.room = room
-        self.given: list[int] = []
+        self.allocated: list[int] = []
         new_empty = torch.Tensor.new_empty
 
         def watched(tensor: torch.Tensor, *shape: Any, **rest: Any) -> torch.Tensor:
             if rest.get("dtype") == torch.uint8:
                 if shape[0] > self.room:
                     raise torch.cuda.OutOfMemoryError(f"no {shape[0]} bytes")
-                self.given.append(shape[0])
+                self.allocated.append(shape[0])
             return new_empty(tensor, *shape, **rest)
 
         monkeypatch.setattr(torch.Tensor, "new_empty", watched)
 
 
-@pytest.mark.parametrize("asked", [True, False], ids=["asked before", "refused"])
+@pytest.mark.parametrize("asks_first", [True, False], ids=["asked before", "refused"])
 @pytest.mark.parametrize(
     ("room", "wanted"), [(24, [(3, 8)]), (9, [(1, 8)] * 3), (3, [(1, 2)] * 12), (1, [(1, 1)] * 24)]
 )
-def test_parts_get_smaller_without_the_memory_for_larger_ones(
-    monkeypatch: pytest.MonkeyPatch, room: int, wanted: list[Any], asked: bool
+def test_parts_get_smaller_if_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch, room: int, wanted: list[Any], asks_first: bool
 ) -> None:
-    """By what is free, of calls of more than one part; of any call where the allocation fails."""
-    heads_at_once = 23 if asked and room < 24 else 24
-    monkeypatch.setattr(launches, "has_room", lambda device, size: not asked or size <= room * BYTES_A_HEAD)
-    allocator = Allocator(monkeypatch, sys.maxsize if asked else room * BYTES_A_HEAD)
+    """Calls of several parts ask how much is free; any call gets smaller parts if its allocation fails."""
+    heads_at_once = 23 if asks_first and room < 24 else 24
+    monkeypatch.setattr(launches, "has_room", lambda device, size: not asks_first or size <= room * BYTES_PER_HEAD)
+    allocator = Allocator(monkeypatch, sys.maxsize if asks_first else room * BYTES_PER_HEAD)
     calls, _ = in_parts(monkeypatch, heads_at_once)
     assert [(call["batch"], call["q_heads"]) for call in calls] == wanted
-    assert allocator.given == [BYTES_A_HEAD * wanted[0][0] * wanted[0][1]]
+    assert allocator.allocated == [BYTES_PER_HEAD * wanted[0][0] * wanted[0][1]]
 
 
-def test_without_the_memory_for_a_head_the_error_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing was computed."""
-    Allocator(monkeypatch, BYTES_A_HEAD - 1)
+def test_without_memory_for_a_single_head_torchs_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is computed before it."""
+    Allocator(monkeypatch, BYTES_PER_HEAD - 1)
     module = Recorder()
     q, k, v = torch.randn(3, 2, 4, 40, 64).half().unbind()
     before = [tensor.clone() for tensor in (q, k, v)]
@@ -143,7 +143,7 @@ def test_without_the_memory_for_a_head_the_error_is_torchs(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("cached", [0, 6])
-def test_free_memory_is_that_of_the_driver_and_of_torchs_cache(monkeypatch: pytest.MonkeyPatch, cached: int) -> None:
+def test_free_memory_is_the_drivers_plus_torchs_cache(monkeypatch: pytest.MonkeyPatch, cached: int) -> None:
     capturing = False
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 100))
@@ -151,21 +151,21 @@ def test_free_memory_is_that_of_the_driver_and_of_torchs_cache(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 40)
     device = torch.device("cuda", 1)
     assert launches.has_room(device, 10 + cached) and not launches.has_room(device, 11 + cached)
-    capturing = True  # of a CUDA graph, when the driver must not be asked
+    capturing = True  # of a CUDA graph: the driver must not be asked then
     assert launches.has_room(device, 11 + cached)
 
 
 @pytest.mark.parametrize(
     ("architecture", "heads", "tokens", "head_dim", "options", "wanted"),
     [
-        # 297 blocks of queries a head: 9.0 waves over 132 multiprocessors.
+        # 297 query blocks per head: 9.0 waves on 132 multiprocessors.
         ("sm90", 56, 38_010, 128, {"mode": "8b"}, [4] * 14),
         ("sm90", 40, 75_600, 128, {"mode": "8b"}, [6] * 6 + [4]),  # 26.9 and 17.9 waves
-        ("sm90", 56, 38_010, 128, {"mode": "precise"}, [6] * 9 + [2]),  # 192 queries a block: 9.0 and 3.0 waves
-        ("sm80", 24, 16_384, 128, {"mode": "8b"}, [6] * 4),  # two blocks a multiprocessor: 2.9 waves
-        ("sm80", 24, 16_384, 64, {"mode": "8b"}, [6] * 4),  # three: 1.9 waves, which 4 heads would take as well
+        ("sm90", 56, 38_010, 128, {"mode": "precise"}, [6] * 9 + [2]),  # 192 queries per block: 9.0 and 3.0 waves
+        ("sm80", 24, 16_384, 128, {"mode": "8b"}, [6] * 4),  # two blocks per multiprocessor: 2.9 waves
+        ("sm80", 24, 16_384, 64, {"mode": "8b"}, [6] * 4),  # three: 1.9 waves, and 4 heads would take two as well
         ("sm80", 56, 38_010, 128, {"mode": "8b"}, [7] * 8),  # 7.9 waves
-        # In causal order no waves fill: the fewest parts.
+        # Causal calls do not fill whole waves: they get the fewest parts.
         ("sm80", 56, 38_010, 128, {"mode": "8b", "is_causal": True}, [7] * 8),
         ("sm90", 40, 75_600, 128, {"mode": "8b", "is_causal": True}, [7] * 5 + [5]),
     ],
@@ -179,19 +179,19 @@ def test_parts_fill_the_gpu_in_whole_waves(
     options: dict[str, Any],
     wanted: list[int],
 ) -> None:
-    """And are the largest of those that do."""
+    """They are the largest parts that do so."""
     monkeypatch.setattr(launches, "_multiprocessors", lambda device: 132)
     form = TensorForm.contiguous(torch.Size((1, heads, tokens, head_dim)), torch.bfloat16, torch.device("cpu"))
     signature = CallSignature(AttentionOptions(**options), ANYONE, form, form, form)
     strides = (0, 0, 0)
     module, views = Recorder(), Views(strides, strides, strides, strides)
     module.architecture = architecture
-    parts = launches.parts_of(module, signature, views, 7 * BYTES_A_HEAD)
+    parts = launches.parts_of(module, signature, views, 7 * BYTES_PER_HEAD)
     assert [part.plan.fields["q_heads"] for part in parts] == wanted
 
 
-def test_parts_of_copies_lie_in_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "workspace_bound", lambda signature: 2 * BYTES_A_HEAD)
+def test_parts_of_copied_tensors_read_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "workspace_bound", lambda signature: 2 * BYTES_PER_HEAD)
     module = Recorder()
     q, k, v = misaligned(2, 4, 40, 64), torch.randn(2, 4, 40, 64).half(), odd_strides(2, 4, 40, 64)
     kernel_call(module, q, k, v).run(q, k, v)

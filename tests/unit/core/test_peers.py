@@ -1,4 +1,4 @@
-"""Attentions of other packages, all of them stand-ins: what reaches them, what they return, what their errors do."""
+"""Attentions of other packages, all of them stand-ins: their arguments, their results, and their errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def peer_of(function: Any = attend, layouts: tuple[str, ...] = ("BHND",), prequa
 
 
 def call(peer: Peer, tensors: Tensors, optional: OptionalTensors = NO_TENSORS, **options: Any) -> Any:
-    """The bound call: of the CPU, which the constraints of a peer would refuse."""
+    """The bound call. It is on the CPU, which the constraints of a peer would refuse."""
     signature = CallSignature.of(*tensors, AttentionOptions(**options), optional)
     assert peer.availability() is None
     return peer.bind(signature)
@@ -65,7 +65,7 @@ def inputs(layout: str) -> Tensors:
 def test_calls_in_both_layouts(
     layout: str, function: Callable[..., torch.Tensor], layouts: tuple[str, ...], in_two_steps: bool
 ) -> None:
-    """A batch whose mask shows nothing gives zeros, whatever the package gives."""
+    """A batch entry whose mask hides every key gives zeros, whatever the package returns."""
     tensors, mask = inputs(layout), torch.ones(2, 1, 1, 20, dtype=torch.bool)
     mask[0, ..., 15:] = False
     mask[1] = False
@@ -85,18 +85,18 @@ def test_calls_in_both_layouts(
     bound = call(peer, tensors, optional, layout=layout)
     q, k, v = (t if layout == "BHND" else t.transpose(1, 2) for t in tensors)
     exact = exact_attention(q, k, v, attn_mask=mask)[0]
-    begun = bound.prequantize(*tensors, optional)
-    assert (begun is not None) == in_two_steps
+    second_phase = bound.prequantize(*tensors, optional)
+    assert (second_phase is not None) == in_two_steps
     if in_two_steps:
         for tensor in tensors:
             tensor.fill_(torch.nan)
-    out, lse = begun() if in_two_steps else bound.run(*tensors, optional)
+    out, lse = second_phase() if in_two_steps else bound.run(*tensors, optional)
     assert lse is None and out.is_contiguous() and out.shape == tensors[0].shape and flag.item() == 0
     torch.testing.assert_close((out if layout == "BHND" else out.transpose(1, 2)).double(), exact, atol=0.02, rtol=0.02)
     assert not out[1].any()
 
 
-def test_broken_values_set_the_flag() -> None:
+def test_nonfinite_values_set_the_flag() -> None:
     tensors, flag = inputs("BHND"), torch.zeros(1, dtype=torch.int32)
     tensors[2][0, 0, 0, 0] = torch.inf
     optional = OptionalTensors(nonfinite=flag)
@@ -115,7 +115,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
     "error", [ImportError("no\nDLL"), AssertionError("no"), TypeError("no"), OSError("no")], ids=repr
 )
 def test_a_package_that_cannot_be_imported(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    """It is tried once, and one line of the log says why."""
+    """The import is tried once, and one line of the log gives the reason."""
     tries = []
 
     def load() -> PeerFunctions:
@@ -135,7 +135,7 @@ def test_a_package_that_cannot_be_imported(error: Exception, caplog: pytest.LogC
 def test_a_package_that_is_not_installed(
     version: str | None, installed: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The module of this pack that serves in the place of `sageattention` does not count, and nothing is imported."""
+    """This pack's own module in place of `sageattention` does not count, and nothing is imported."""
     installed.clear()
     if version is not None:
         installed["other"] = version
@@ -155,11 +155,11 @@ def test_a_package_whose_metadata_cannot_be_read(monkeypatch: pytest.MonkeyPatch
     "error", [RuntimeError("CUDA"), AssertionError(), TypeError("argument"), KeyError("x")], ids=repr
 )
 def test_a_call_that_raises(error: Exception, in_two_steps: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """What comes is what the runner survives; plans are made anew once, and the log says it once."""
+    """The runner handles the RuntimeError. Plans are discarded once, and the log reports the failure once."""
     peer = peer_of(raising(error), prequantize=raising(error) if in_two_steps else None)
     tensors, before = inputs("BHND"), store.generation
     bound = call(peer, tensors)
-    for _ in range(2):  # the second was planned before the first one
+    for _ in range(2):  # both were planned before the first failure
         with (
             caplog.at_level(logging.WARNING, "comfy_sage2"),
             pytest.raises(RuntimeError, match=r"^\[SA-115\] other 1.5"),
@@ -170,7 +170,7 @@ def test_a_call_that_raises(error: Exception, in_two_steps: bool, caplog: pytest
 
 
 def test_the_first_call_in_two_steps_shows_whether_the_second_step_works() -> None:
-    """It is made while its inputs are there, so that another attention can serve where it fails."""
+    """The second step runs while the inputs exist, so that another attention can serve if it fails."""
     tensors, ended = inputs("BHND"), []
 
     def second_step() -> torch.Tensor:
@@ -193,14 +193,14 @@ def test_the_first_call_in_two_steps_shows_whether_the_second_step_works() -> No
     [None, (torch.zeros(2, 3, 20, 16), None), torch.zeros(2, 3, 4, 16).bfloat16(), torch.zeros(2, 3, 20, 16)],
     ids=range(4),
 )
-def test_an_output_of_another_form_is_a_failure_of_the_package(out: Any, layout: str) -> None:
+def test_an_output_of_the_wrong_form_is_a_failure_of_the_package(out: Any, layout: str) -> None:
     peer, tensors = peer_of(lambda *arguments: out), inputs(layout)
     with pytest.raises(RuntimeError, match=r"^\[SA-115\] other 1.5 failed"):
         call(peer, tensors, layout=layout).run(*tensors)
 
 
 @pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError, RuntimeError], ids=["torch's", "CUDA's"])
-def test_lacking_memory_is_no_failure_of_the_package(error: type[RuntimeError]) -> None:
+def test_lack_of_memory_is_not_a_failure_of_the_package(error: type[RuntimeError]) -> None:
     peer, tensors = peer_of(raising(error("CUDA error: out of memory"))), inputs("BHND")
     bound = call(peer, tensors)
     with pytest.raises(error, match="out of memory"):
@@ -226,15 +226,15 @@ def test_comfy_kitchen(monkeypatch: pytest.MonkeyPatch) -> None:
     kitchen = module(
         monkeypatch, "comfy_kitchen", int8_attention=int8_attention, int8_attention_is_available=lambda: True
     )
-    assert peers._kitchen().prequantize is None  # of versions before 0.2.31
+    assert peers._kitchen().prequantize is None  # as in versions before 0.2.31
     kitchen.prequantize_int8_attention = lambda *arguments, **options: (arguments, options)  # type: ignore[attr-defined]
     kitchen.int8_attention_from_prequantized = lambda held: int8_attention(*held[0], **held[1])  # type: ignore[attr-defined]
     peer = Peer("peer", "other", peers._kitchen)
     tensors, mask = inputs("BNHD"), torch.ones(1, 1, 1, 20, dtype=torch.bool)
     bound = call(peer, tensors, OptionalTensors(mask), layout="BNHD", scale=0.5)
     out, _ = bound.run(*tensors, OptionalTensors(mask))
-    begun = bound.prequantize(*tensors, OptionalTensors(mask))
-    assert torch.equal(out, tensors[0] + 1) and torch.equal(begun()[0], out)
+    second_phase = bound.prequantize(*tensors, OptionalTensors(mask))
+    assert torch.equal(out, tensors[0] + 1) and torch.equal(second_phase()[0], out)
     assert seen == [((2, 3, 20, 16), 0.5, mask)] * 2
     kitchen.int8_attention_is_available = lambda: False  # type: ignore[attr-defined]
     reason = Peer("peer", "other", peers._kitchen).availability()
@@ -243,7 +243,7 @@ def test_comfy_kitchen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("version", ["1.0.6", "2.2.0"])
 def test_sage_attention(version: str, installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Version 1 subtracts the mean of k in place; the caller's k stays as it was."""
+    """Version 1 subtracts the mean of k in place; the caller's k stays unchanged."""
     seen: list[Any] = []
 
     def sageattn(q: Any, k: Any, v: Any, *, tensor_layout: str, is_causal: bool, sm_scale: float) -> torch.Tensor:
@@ -264,7 +264,7 @@ def test_sage_attention(version: str, installed: dict[str, str], monkeypatch: py
         assert (seen[-1][3] == tensors[1].data_ptr()) == version.startswith("2")
 
 
-def test_this_packs_own_module_is_no_peer(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_packs_own_module_is_not_a_peer(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     own = module(monkeypatch, "sageattention")
     own.__file__ = str(Path(peers.__file__).parents[1] / "integrations" / "sageattention" / "path" / "x.py")
     reason = Peer("peer", "other", peers._sage_attention).availability()
@@ -306,7 +306,7 @@ MASKED = {"mask_shape": (2, 1, 1, 1024), "mask_dtype": torch.bool}
 def test_calls_that_a_package_does_not_take_never_reach_it(
     changes: dict[str, Any], able: set[str], installed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is imported for them. Version 1 of SageAttention, which is here if none is given, needs whole blocks."""
+    """Nothing is imported for them. SageAttention 1, which is the default here, needs whole blocks."""
     changes = dict(changes)
     installed.update({"comfy-kitchen": "0.2.40", "sageattention": changes.pop("version", "1.0.6")})
     loaded = []

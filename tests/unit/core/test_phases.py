@@ -1,4 +1,4 @@
-"""Calls in two phases, between which the memory of q, k and v is free: what they keep, and what they compute."""
+"""Calls in two phases, which free q, k and v in between: what they keep alive, and what they compute."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Phased(ReferenceModule):
-    """Its prequantization takes copies of the inputs, and its attention phase reads some where they are."""
+    """Its prequantization copies the inputs, and its attention phase reads some of them in place."""
 
     def __init__(self, *reads: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def whole(tensors: Tensors, attn_mask: Any = None, nonfinite: Any = None, **opti
 @pytest.mark.parametrize("read", [(), ("k",), ("v",), ("q", "k", "v")], ids=str)
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
 @pytest.mark.parametrize("head_dim", [20, 64])
-def test_both_phases_are_the_whole_call(read: tuple[str, ...], layout: str, head_dim: int) -> None:
+def test_both_phases_give_the_result_of_the_whole_call(read: tuple[str, ...], layout: str, head_dim: int) -> None:
     tensors = inputs(head_dim, layout)
     attend = begin(Phased(*read), tensors, layout=layout, rotate="auto")
     out, lse = attend()
@@ -72,8 +72,8 @@ def test_both_phases_are_the_whole_call(read: tuple[str, ...], layout: str, head
     assert torch.equal(out, expected) and out.stride() == expected.stride()
 
 
-def test_mask_and_lse() -> None:
-    """Its first row attends to nothing but the mask's lowest number, in whose LSE a kernel has cut it."""
+def test_a_mask_and_the_lse() -> None:
+    """The first row attends only to the mask's lowest value. Kernels clamp its LSE, which the call corrects."""
     tensors = inputs()
     mask = torch.randn(2, 1, 40, 40)
     mask[:, :, 0] = torch.finfo(torch.float32).min
@@ -96,7 +96,7 @@ def test_the_flag_is_set_by_the_attention_phase() -> None:
 
 
 @pytest.mark.parametrize("read", [(), ("k",), ("v",)], ids=str)
-def test_what_is_not_read_any_more_is_let_go(read: tuple[str, ...]) -> None:
+def test_inputs_that_are_not_read_any_more_are_freed(read: tuple[str, ...]) -> None:
     module = Phased(*read)
     tensors = inputs()
     alive = {name: weakref.ref(tensor.untyped_storage()) for name, tensor in zip("qkv", tensors, strict=True)}
@@ -110,7 +110,7 @@ def test_what_is_not_read_any_more_is_let_go(read: tuple[str, ...]) -> None:
     assert out.isfinite().all()
 
 
-def test_a_copy_in_readable_form_is_kept_in_the_place_of_its_original() -> None:
+def test_a_readable_copy_is_kept_in_place_of_its_original() -> None:
     memory = torch.randn(2 * 2 * 40 * 64 + 1).half()
     q, _, v = inputs()
     alive = weakref.ref(memory.untyped_storage())
@@ -121,7 +121,7 @@ def test_a_copy_in_readable_form_is_kept_in_the_place_of_its_original() -> None:
     assert torch.equal(attend()[0], expected)
 
 
-def test_the_fields_are_the_same_but_for_what_has_no_memory() -> None:
+def test_the_phases_differ_only_in_fields_without_memory() -> None:
     module = Phased("v")
     tensors = inputs()
     begin(module, tensors)()
@@ -132,29 +132,29 @@ def test_the_fields_are_the_same_but_for_what_has_no_memory() -> None:
     assert first["workspace"] == second["workspace"] != 0
 
 
-# Of inputs(): q and so the output have 40,960 bytes, k and v half as much each.
+# With inputs(), q and the output have 40,960 bytes each, k and v half as much.
 @pytest.mark.parametrize(
-    ("bytes_a_head", "reads", "is_released"),
+    ("bytes_per_head", "reads", "is_released"),
     [
-        (12_000, (), True),  # 48,000 of the whole call, 40,960 and 12,000 of parts
+        (12_000, (), True),  # 48,000 in phases; 40,960 + 12,000 in parts
         (15_000, (), False),
-        (12_000, ("v",), True),  # 48,000 and 40,960, less 61,440 that it lets go of
+        (12_000, ("v",), True),  # 48,000 + 40,960, less the 61,440 that it frees
         (12_000, ("q", "k"), False),
     ],
 )
-def test_a_call_in_parts_has_phases_where_they_take_less_memory(
-    monkeypatch: pytest.MonkeyPatch, bytes_a_head: int, reads: tuple[str, ...], is_released: bool
+def test_a_call_in_parts_has_phases_if_they_take_less_memory(
+    monkeypatch: pytest.MonkeyPatch, bytes_per_head: int, reads: tuple[str, ...], is_released: bool
 ) -> None:
-    monkeypatch.setattr(launches, "workspace_bound", lambda signature: bytes_a_head)
+    monkeypatch.setattr(launches, "workspace_bound", lambda signature: bytes_per_head)
     module, tensors = Phased(*reads), inputs()
-    module.bytes_a_head = bytes_a_head
+    module.bytes_per_head = bytes_per_head
     attend = begin(module, tensors)
     assert (attend is not None) == is_released == bool(module.enqueued)
     if attend is not None:
         assert torch.equal(attend()[0], whole(tensors)[0]) and len(module.enqueued) == 2
 
 
-def test_keys_that_a_mask_of_rows_hides_enter_no_phase() -> None:
+def test_keys_that_a_mask_of_rows_hides_do_not_affect_the_phases() -> None:
     class Phases(Backend):
         name, accelerated = "phased", True
 

@@ -1,4 +1,4 @@
-"""One decision for each signature: what it depends on, how long it holds, and what is said where there is none."""
+"""One plan for each signature: what it depends on, how long it is cached, and the refusal if no backend serves it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from comfy_sage2.options import EXACT, MODES, AttentionOptions
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
-    """The preferred backend; behind it stands one that is not accelerated and takes all that the kernel takes."""
+    """The preferred backend. A second one, which is not accelerated, takes the same calls."""
     preferred, slow = (
         FakeBackend("kernel", (*MODES, EXACT), value=1.0),
         FakeBackend("slow", accelerated=False, value=2.0),
@@ -36,7 +36,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
 
 
 def wide(*shape: int) -> torch.Tensor:
-    """Not contiguous: its tokens lie further apart."""
+    """A tensor that is not contiguous: its token stride is larger."""
     return torch.empty(*shape[:-1], shape[-1] + 8)[..., : shape[-1]]
 
 
@@ -62,7 +62,7 @@ def of_dtype(dtype: torch.dtype) -> dict[str, Any]:
 
 MASK = torch.zeros(16, 24, dtype=torch.bool)
 LISTS = full_blocks(16, 24, batch=2, heads=4).lists
-# What is changed, and what the backend is then told other than before. Each is also a signature of its own.
+# The changed arguments, and the fields that differ for the backend. Each change makes another signature.
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mode": (with_options(mode="4b"), {"options": AttentionOptions("4b")}),
     "mode exact": (with_options(mode=EXACT), {"options": AttentionOptions(EXACT)}),
@@ -110,26 +110,26 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-TOLD = {"options", "batch", "q_heads", "kv_heads", "q_length", "kv_length", "head_dim", "dtype", "block_mask"}
-TOLD |= {"mask_shape", "mask_dtype", "heads_first"}
+BACKEND_FIELDS = {"options", "batch", "q_heads", "kv_heads", "q_length", "kv_length", "head_dim", "dtype", "block_mask"}
+BACKEND_FIELDS |= {"mask_shape", "mask_dtype", "heads_first"}
 
 
-def test_every_part_of_a_call_counts(kernel: FakeBackend) -> None:
-    """All in one process: what was decided of one call is not taken for another."""
+def test_every_part_of_a_signature_makes_its_own_plan(kernel: FakeBackend) -> None:
+    """All in one process: no call gets the plan of another."""
     base = signature()
     first = planned(plan(base))
     (plain,) = kernel.bound
     signatures = [base]
-    for name, (changes, told) in CHANGES.items():
+    for name, (changes, changed_fields) in CHANGES.items():
         changed = signature(**changes)
         assert changed not in signatures, name
         signatures.append(changed)
         decided = planned(plan(changed))
         assert decided is not first and decided.backend is kernel, name
         assert kernel.bound[-1] == changed == decided.signature, name
-        differing = {field for field in TOLD if getattr(decided.signature, field) != getattr(plain, field)}
-        assert differing == told.keys() - {"scale"} | ({"options"} if "options" in changes else set()), name
-        for field, value in told.items():
+        differing = {field for field in BACKEND_FIELDS if getattr(decided.signature, field) != getattr(plain, field)}
+        assert differing == changed_fields.keys() - {"scale"} | ({"options"} if "options" in changes else set()), name
+        for field, value in changed_fields.items():
             assert getattr(decided.signature, field) == value, name
     assert kernel.bound == signatures
     for changed in signatures:
@@ -154,7 +154,7 @@ def test_a_wrong_call_is_a_refusal(kernel: FakeBackend, changes: Any, error: typ
         refusal.throw()
     assert type(thrown.value) is error and str(thrown.value) == refusal.text
     assert kernel.bound == []
-    assert plan(signature(**changes)) is refusal  # also refusals are decided once
+    assert plan(signature(**changes)) is refusal  # refusals are cached, too
 
 
 LONG = {"q": torch.empty(2, 4, 16, 160), "k": torch.empty(2, 2, 24, 160), "v": torch.empty(2, 2, 24, 160)}
@@ -162,27 +162,29 @@ TOO_LONG = "head_dim must be at most 128, got 160"
 
 
 @pytest.fixture
-def able(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeBackend, FakeBackend]:
-    """A kernel that cannot serve `LONG`, and a backend that is not accelerated and can."""
+def fast_and_slow(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeBackend, FakeBackend]:
+    """A kernel that cannot serve `LONG`, and a backend that is not accelerated but can."""
     fast, slow = FakeBackend("fast"), FakeBackend("slow", accelerated=False)
     slow.constraints = ()
     monkeypatch.setattr(registry, "BACKENDS", (fast, slow))
     return fast, slow
 
 
-def test_who_serves_a_call(able: tuple[FakeBackend, FakeBackend]) -> None:
-    fast, slow = able
+def test_which_backend_serves_a_call(fast_and_slow: tuple[FakeBackend, FakeBackend]) -> None:
+    fast, slow = fast_and_slow
     assert planned(plan(signature())).backend is fast
     assert planned(plan(signature(backend="slow"))).backend is slow
     assert planned(plan(signature(accelerated_only=True))).backend is fast
     assert planned(plan(signature(**LONG))).backend is slow
 
 
-def test_explain_lists_all_in_order(able: tuple[FakeBackend, FakeBackend], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_lists_all_backends_in_order(
+    fast_and_slow: tuple[FakeBackend, FakeBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = FakeBackend("broken")
     broken.constraints = ()
     monkeypatch.setattr(broken, "availability", lambda: "no kernel for this machine")
-    fast, slow = able
+    fast, slow = fast_and_slow
     monkeypatch.setattr(registry, "BACKENDS", (broken, fast, slow))
     q, k, v = LONG.values()
     reasons = [("broken", "no kernel for this machine"), ("fast", TOO_LONG), ("slow", None)]
@@ -190,7 +192,7 @@ def test_explain_lists_all_in_order(able: tuple[FakeBackend, FakeBackend], monke
     assert comfy_sage2.explain(q, k, v, backend="slow") == {"slow": None}
 
 
-def test_nobody_is_left(able: tuple[FakeBackend, FakeBackend]) -> None:
+def test_a_call_that_no_backend_serves(fast_and_slow: tuple[FakeBackend, FakeBackend]) -> None:
     alone = refused(plan(signature(**LONG, accelerated_only=True)))
     assert (alone.error, alone.reasons, alone.reason) == (UnsupportedError, {"fast": TOO_LONG}, TOO_LONG)
     assert alone.text == f"[SA-207] no backend can run this call: fast: {TOO_LONG}"
@@ -209,7 +211,9 @@ def test_nobody_is_left(able: tuple[FakeBackend, FakeBackend]) -> None:
         ("[SA-103] for other GPUs", TOO_LONG),
     ],
 )
-def test_a_reason_that_all_share_stands_once(monkeypatch: pytest.MonkeyPatch, second: str | None, reason: str) -> None:
+def test_a_reason_common_to_all_backends_is_given_once(
+    monkeypatch: pytest.MonkeyPatch, second: str | None, reason: str
+) -> None:
     preferred, other, slow = FakeBackend("one"), FakeBackend("two"), FakeBackend("three", accelerated=False)
     if second is not None:
         other.constraints = (lambda signature: second,)
@@ -231,10 +235,10 @@ def test_an_installation_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
-def test_a_backend_that_cannot_bind_is_a_refusal_but_where_the_driver_fails(
+def test_a_failed_bind_is_a_refusal_unless_the_driver_failed(
     kernel: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That may pass: the next call tries anew."""
+    """A driver error may be temporary: the next call tries again."""
     errors = [RuntimeError("no driver"), ValueError("mode must be 8, got 4")]
 
     def fails(signature: CallSignature) -> BoundCall:
@@ -247,14 +251,14 @@ def test_a_backend_that_cannot_bind_is_a_refusal_but_where_the_driver_fails(
     assert (refusal.error, refusal.reason) == (ValueError, "mode must be 8, got 4")
 
 
-class TestOnce:
+class TestCache:
     def test_equal_calls_are_bound_once(self, kernel: FakeBackend) -> None:
         for _ in range(3):
             q, k = torch.randn(2, 4, 16, 64), torch.randn(2, 2, 24, 64)
             assert torch.equal(comfy_sage2.attention(q, k, k), torch.ones_like(q))
         assert len(kernel.bound) == 1
 
-    def test_flags_are_no_part_of_a_signature(self, kernel: FakeBackend) -> None:
+    def test_flags_do_not_affect_the_signature(self, kernel: FakeBackend) -> None:
         q = torch.randn(2, 4, 16, 64)
         flag = torch.zeros(1, dtype=torch.int32)
         lists = full_blocks(16, 16)
@@ -264,14 +268,14 @@ class TestOnce:
             comfy_sage2.attention(q, q, q, block_mask=blocks)
         assert len(kernel.bound) == 2
 
-    def test_through_the_operator_and_past_it(self, kernel: FakeBackend) -> None:
+    def test_calls_with_and_without_the_operator_share_a_plan(self, kernel: FakeBackend) -> None:
         q = torch.randn(2, 4, 16, 64)
         for tensor in (q, q.clone().requires_grad_()):
             comfy_sage2.attention(tensor, q, q)
         assert len(kernel.bound) == 1
 
-    def test_threads_that_ask_at_once(self, kernel: FakeBackend) -> None:
-        """Each gets a plan that serves it, and from then on there is one."""
+    def test_threads_that_plan_at_the_same_time(self, kernel: FakeBackend) -> None:
+        """Each gets a plan that serves it, and afterwards there is only one."""
         start = threading.Barrier(2)
         outputs: list[torch.Tensor] = []
 
@@ -295,8 +299,8 @@ class TestOnce:
         assert len(kernel.bound) == MOST_PLANS + 50
 
 
-class TestPlansOfADenseOne:
-    def test_with_lists(self, kernel: FakeBackend) -> None:
+class TestPlansDerivedFromADensePlan:
+    def test_the_plan_with_lists(self, kernel: FakeBackend) -> None:
         q = torch.empty(2, 4, 300, 64)
         dense = planned(plan(signature(q=q, k=q, v=q)))
         listed = planned(listed_plan(dense))
@@ -304,8 +308,8 @@ class TestPlansOfADenseOne:
         lists = full_blocks(300, 300, batch=2, heads=4).lists
         assert listed is plan(signature(q=q, k=q, v=q, **with_optional(block_mask=lists), backend="kernel"))
 
-    def test_nobody_else_serves_them(self, able: tuple[FakeBackend, FakeBackend]) -> None:
-        fast, _ = able
+    def test_no_other_backend_serves_calls_with_lists(self, fast_and_slow: tuple[FakeBackend, FakeBackend]) -> None:
+        fast, _ = fast_and_slow
         dense = planned(plan(signature()))
         fast.constraints = (lambda call: None if call.block_mask is None else "no lists",)
         assert refused(listed_plan(dense)).reasons == {"fast": "no lists"}

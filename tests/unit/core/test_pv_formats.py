@@ -1,4 +1,4 @@
-"""Which product P V a kernel module takes for a call, what it refuses, and what the self-test takes away."""
+"""Which product P V a kernel module uses for a call, which it refuses, and which the self-test disables."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from comfy_sage2.dispatch import registry
 from comfy_sage2.options import CHOICES, AttentionOptions
 
 SM90, SM89, SM120, SM80 = KERNELS
-GEFORCE = "fp16"  # the accumulators of such a GPU
+GEFORCE = "fp16"  # the accumulators of a GeForce GPU
 GPUS = {None: torch.device("cuda", 0), "fp32": torch.device("cuda", 0), GEFORCE: torch.device("cuda", 1)}
 ACCUMULATORS = CHOICES["pv_accumulator"]
 
 
 def signature(capability: tuple[int, int], *, of_gpu: str | None = None, **choices: Any) -> CallSignature:
-    """A call of a GPU that is not there; of_gpu: the accumulators that "auto" stands for."""
+    """A call on a GPU that does not exist; of_gpu: the accumulators that "auto" stands for there."""
     if of_gpu is not None:
         choices["pv_accumulator"] = "auto"
     return on_gpu(capability, AttentionOptions(**choices), device=GPUS[of_gpu])
@@ -37,7 +37,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, modules: None) -> None:
 
 
 def text_of(value: object) -> str:
-    """A test's name, the same in each process."""
+    """A parameter's id, the same in each process."""
     return value.name if isinstance(value, KernelBackend) else str(value)
 
 
@@ -61,7 +61,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("backend", "choices", "expected"), CASES, ids=text_of)
-def test_what_serves_a_call(backend: Any, choices: dict[str, Any], expected: tuple[str, str]) -> None:
+def test_the_format_and_accumulator_of_a_call(backend: Any, choices: dict[str, Any], expected: tuple[str, str]) -> None:
     call = signature(backend.capabilities[0], **choices)
     assert backend.reason_against(call) is None
     settled = backend.settled(call)
@@ -70,8 +70,10 @@ def test_what_serves_a_call(backend: Any, choices: dict[str, Any], expected: tup
 
 
 @pytest.mark.parametrize(("wanted", "settled"), [("auto", "fp8"), ("int8", "int8")])
-def test_the_format_that_was_measured_to_be_better(monkeypatch: pytest.MonkeyPatch, wanted: str, settled: str) -> None:
-    """For calls that leave it open, with the accumulators that suit it."""
+def test_auto_is_the_format_that_was_measured_to_be_better(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, settled: str
+) -> None:
+    """Calls with pv "auto" get it, with the accumulators that suit it."""
     choices = SimpleNamespace(pv_format=lambda mode: "fp8" if mode == "8b" else None)
     monkeypatch.setattr("comfy_sage2.backends.kernels.choices_of", lambda device: choices)
     of_mode = {mode: SM89.settled(signature((8, 9), mode=mode, pv=wanted, of_gpu=GEFORCE)) for mode in ("8b", "4b")}
@@ -79,8 +81,8 @@ def test_the_format_that_was_measured_to_be_better(monkeypatch: pytest.MonkeyPat
     assert of_mode["8b"].options.pv_accumulator == (GEFORCE if settled == "fp8" else "fp32")
 
 
-def test_the_reference_computes_no_product_that_no_kernel_has(fresh_seed: int) -> None:
-    """Every other one is near attention in float64, and FP16 sums of whole numbers would be far off."""
+def test_the_reference_refuses_products_that_no_kernel_has(fresh_seed: int) -> None:
+    """Every other product is near float64 attention; FP16 sums of integers would be far off."""
     generator = torch.Generator().manual_seed(fresh_seed)
     q, k, v = (torch.randn(1, 2, 385, 64, generator=generator).half() for _ in "qkv")
     exact = (q.double() @ k.double().mT / 8).softmax(3) @ v.double()
@@ -99,7 +101,7 @@ def test_the_reference_computes_no_product_that_no_kernel_has(fresh_seed: int) -
 
 @pytest.mark.parametrize("loudness", [1, 30, 300, 0.01, 0])
 def test_int8_is_closer_to_attention_than_fp8(loudness: float, fresh_seed: int) -> None:
-    """Loud tokens of V take no precision from others of their block, nor does a quiet one that has most of P."""
+    """Loud tokens of V cost others of their block no precision, nor does a quiet one that has most of P."""
     generator = torch.Generator().manual_seed(fresh_seed)
     q, k, v = (torch.randn(1, 12, 700, 64, generator=generator).half() for _ in "qkv")
     v[:, :, 5::509] *= loudness
@@ -113,7 +115,7 @@ def test_int8_is_closer_to_attention_than_fp8(loudness: float, fresh_seed: int) 
     assert errors["int8"] < 0.9 * errors["fp8"]  # of 200 inputs the worst had 0.75, the medians were 0.38 to 0.64
 
 
-def test_the_references_sums_of_an_open_accumulator_suit_the_format() -> None:
+def test_the_references_auto_accumulator_suits_the_format() -> None:
     reference = registry.get("reference")
     call = signature((8, 9), of_gpu=GEFORCE, pv="int8")
     assert reference.reason_against(call) is None and reference.settled(call).options.pv_accumulator == "fp32"
@@ -121,7 +123,7 @@ def test_the_references_sums_of_an_open_accumulator_suit_the_format() -> None:
     assert reference.settled(call).options.pv_accumulator == GEFORCE
 
 
-def test_another_format_serves_where_one_fails_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_format_serves_if_one_fails_its_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
     result = self_test.TestResult(None, 9, 0.1, {"int8": "[SA-113] wrong"})
     monkeypatch.setattr(self_test, "_results", {("sm80", 0): result, ("sm80", 1): result})
     call = signature((8, 6), of_gpu=GEFORCE)

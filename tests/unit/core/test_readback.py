@@ -1,4 +1,4 @@
-"""How often constants are uploaded to a GPU, on a machine without one, and what is made on the host."""
+"""How often constants are uploaded to a GPU, which is a stand-in here, and which tensors are made on the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GPU = torch.device("cuda", 1)
 
 
 class OnHost:
-    """A tensor on the host; a copy on a device is what was asked for."""
+    """A tensor on the host; its copy on a device is the arguments of the copy."""
 
     def pin_memory(self) -> OnHost:
         return self
@@ -24,7 +24,7 @@ class OnHost:
 
 
 @pytest.mark.parametrize(("capturing", "uploads"), [(False, 2), (True, 4)])
-def test_a_constant_is_uploaded_once_for_a_stream_and_anew_for_each_graph(
+def test_a_constant_is_uploaded_once_per_stream_and_again_for_each_graph(
     capturing: bool, uploads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[OnHost] = []
@@ -42,7 +42,7 @@ def test_a_constant_is_uploaded_once_for_a_stream_and_anew_for_each_graph(
     assert (constants[1] is constants[0]) is not capturing and constants[2] != constants[0]
 
 
-def test_what_is_on_the_host_is_there_whatever_torchs_default_device_is() -> None:
-    with torch.device("meta"):  # a pack may leave another one
+def test_host_tensors_ignore_torchs_default_device() -> None:
+    with torch.device("meta"):  # another pack may have set it
         assert copied(torch.ones(2, device="cpu")).values() == [1.0, 1.0]
         assert constant(torch.device("cpu"), torch.arange, 3).tolist() == [0, 1, 2]

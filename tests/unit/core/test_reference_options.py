@@ -1,4 +1,4 @@
-"""Which numerics the reference has for a public call, and constants whose reason stands in a comment."""
+"""The numerics of the reference for a public call, and constants that comments justify."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ IN_16_BITS = {**IN_FP16, "v_format": FP32, "p_maximum": 64.0, "accumulator": ACC
         ({"pv": "mxfp8"}, {**IN_FP8, "accumulator": ACCUMULATE_FP32}),
         ({"pv": "fp16"}, {**IN_FP16, "accumulator": ACCUMULATE_FP32}),
     ],
-    ids=["nothing", "fp8", "fp16 sums", "int8", "mxfp8", "fp16"],
+    ids=["defaults", "fp8", "fp16 sums", "int8", "mxfp8", "fp16"],
 )
 def test_products_of_p_and_v(mode: str, chosen: dict[str, str], wanted: dict[str, Any]) -> None:
     numerics = ReferenceOptions.of(AttentionOptions(mode, **chosen))  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def test_fp16_sums_of_fp16_products(mode: str, pv: str) -> None:
     [(torch.float16, FP16), (torch.bfloat16, BF16), (torch.float32, FP32)],
     ids=["fp16", "bf16", "fp32"],
 )
-def test_precise_keeps_v(pv: str, dtype: torch.dtype, p_format: object) -> None:
+def test_precise_does_not_quantize_v(pv: str, dtype: torch.dtype, p_format: object) -> None:
     options = AttentionOptions("precise", pv=pv, pv_accumulator="fp32", smooth_v=True)
     numerics = ReferenceOptions.of(options, dtype=dtype)
     wanted = {**IN_16_BITS, "p_format": p_format, "smooth_v": False, "qk_format": INT8, "smooth_q": False}
@@ -92,13 +92,13 @@ CSRC = Path(__file__).parents[3] / "csrc"
 
 @pytest.mark.parametrize("head_dim", [40, 80, 160])
 def test_rotated_scores_are_divided_by_the_size_of_the_rotation(head_dim: int) -> None:
-    """A power of two, which these numbers of channels are not: divided by them the error is 0.3 and more."""
+    """That size is a power of two, unlike these head_dims: dividing by the head_dim gives an error of 0.3 and more."""
     q, k, v = (torch.randn(1, 2, 130, head_dim) for _ in range(3))
     assert relative_l1(comfy_sage2.attention(q, k, v, rotate="on"), oracle(q, k, v)[0]) < 0.06
 
 
 def test_each_blocks_product_is_added_in_float32() -> None:
-    """Uniform rows of many keys, all of one sign: one accumulator of 13 bits would lose a thousandth and more."""
+    """With uniform rows over many keys of one sign, a single 13-bit accumulator would lose a thousandth and more."""
     q, k, v = torch.zeros(1, 1, 1, 64), torch.randn(1, 1, 8192, 64), 0.5 + torch.rand(1, 1, 8192, 16)
     quantized = quantize_channels(v, E4M3)
     exact = (quantized.values.double() * quantized.scale.double()).mean(dim=2, keepdim=True)
@@ -108,7 +108,7 @@ def test_each_blocks_product_is_added_in_float32() -> None:
 
 
 def test_fp16_sums_of_a_block_do_not_overflow() -> None:
-    """The largest there are: 64 keys with P = 1 and V at its channel's maximum."""
+    """These are the largest sums: 64 keys with P = 1 and V at its channel's maximum."""
     q, k, v = torch.zeros(1, 1, 3, 64), torch.randn(1, 1, 64, 64), torch.full((1, 1, 64, 64), 7.0)
     for options in (AttentionOptions(pv_accumulator="fp16"), AttentionOptions("precise", pv_accumulator="fp16")):
         out, _ = reference_attention(q, k, v, ReferenceOptions.of(options))
@@ -116,13 +116,13 @@ def test_fp16_sums_of_a_block_do_not_overflow() -> None:
 
 
 def test_precise_p_has_the_kernels_scale() -> None:
-    """Which write its log2, of fp16: P may grow from there while a row keeps its base."""
+    """The kernels hold its log2 for FP16: P may grow from there while a row keeps its base."""
     shift = re.search(r"kShift = (\d+)\.f;", (CSRC / "sm90" / "precise_softmax.cuh").read_text(encoding="utf-8"))
     assert shift is not None and 2.0 ** int(shift[1]) == PRECISE_P_MAXIMUM
 
 
 def test_an_instruction_of_the_fp8_product_takes_32_keys() -> None:
-    """After each the sum is cut: three quarters of the last bit are lost twice, where 64 keys would keep a bit."""
+    """Each instruction truncates the sum: three quarters of the last bit are lost twice; 64 keys would keep a bit."""
     p = torch.zeros(1, 1, 64)
     p[0, 0, 0], p[0, 0, 1], p[0, 0, 32] = 1.0, 0.75 * 2.0**-13, 0.75 * 2.0**-13
     v = torch.ones(1, 64, 1)
@@ -131,7 +131,7 @@ def test_an_instruction_of_the_fp8_product_takes_32_keys() -> None:
 
 
 def test_clipped_int4_has_the_step_of_the_least_error_on_normal_values() -> None:
-    """Mean square error of tokens of 128 channels; a smaller or larger step of the sixteen integers has more."""
+    """Tokens have 128 channels; a smaller or larger step of the sixteen integers has a larger mean square error."""
     x = torch.randn(4096, 128)
 
     def error(maximum: float) -> float:

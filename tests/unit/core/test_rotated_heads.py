@@ -1,4 +1,4 @@
-"""The heads that a call rotates: given back by rotate="auto", and taken with rotate="given"."""
+"""The heads that a call rotates: rotate="auto" reports them, and rotate="given" takes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from comfy_sage2.options import AttentionOptions
 
 
 def loud_heads(*loud: int, heads: int = 3, dtype: torch.dtype = torch.float16) -> list[torch.Tensor]:
-    """Gaussian q of 2 heads a key head, k and v; `loud` key heads have a channel that rotation spreads."""
+    """Gaussian q, k and v with 2 heads of q per head of k; `loud` key heads have a channel that rotation spreads."""
     q, k, v = torch.randn(2, 2 * heads, 150, 32), torch.randn(2, heads, 210, 32), torch.randn(2, heads, 210, 32)
     for head in loud:
         k[:, head, :, 5] *= 20
@@ -36,16 +36,16 @@ def flags(*rows: tuple[int, ...]) -> torch.Tensor:
 
 @pytest.mark.parametrize("mode", ["8b", "precise"])
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
-def test_auto_tells_which_heads_it_rotates(mode: str, layout: str, fresh_seed: int) -> None:
+def test_auto_reports_which_heads_it_rotates(mode: str, layout: str, fresh_seed: int) -> None:
     q, k, v = loud_heads(1)
     if layout == "BNHD":
         q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in (q, k, v))
-    told = flags((7, 7, 7), (7, 7, 7))
-    out = attention(q, k, v, mode=mode, layout=layout, rotate="auto", rotated_heads=told)
-    assert told[:, 1].all() and set(told.flatten().tolist()) <= {0, 1}
-    kept = told.clone()
-    given = attention(q, k, v, mode=mode, layout=layout, rotate="given", rotated_heads=told)
-    assert torch.equal(given, out) and torch.equal(told, kept)
+    reported = flags((7, 7, 7), (7, 7, 7))
+    out = attention(q, k, v, mode=mode, layout=layout, rotate="auto", rotated_heads=reported)
+    assert reported[:, 1].all() and set(reported.flatten().tolist()) <= {0, 1}
+    kept = reported.clone()
+    given = attention(q, k, v, mode=mode, layout=layout, rotate="given", rotated_heads=reported)
+    assert torch.equal(given, out) and torch.equal(reported, kept)
 
 
 @pytest.mark.parametrize("mode", ["8b", "4b", "precise"])
@@ -61,27 +61,27 @@ def test_given_heads_are_rotated_whether_they_gain_or_not(mode: str, fresh_seed:
             assert not is_this or torch.equal(lse[entry, head], wanted_lse[entry, head])
 
 
-def test_keys_that_a_mask_hides_do_not_decide() -> None:
+def test_hidden_keys_do_not_affect_the_choice_of_heads() -> None:
     q, k, v = loud_heads()
     k[:, 2, 100:, 5] = 1000.0
     mask = torch.arange(210).view(1, 1, 1, -1) < 100
-    told, told_without = torch.zeros(2, 2, 3, dtype=torch.int32)
-    attention(q, k, v, attn_mask=mask, rotated_heads=told)
-    attention(q, k[:, :, :100], v[:, :, :100], rotated_heads=told_without)
-    assert told.tolist() == told_without.tolist()
+    reported, reported_without = torch.zeros(2, 2, 3, dtype=torch.int32)
+    attention(q, k, v, attn_mask=mask, rotated_heads=reported)
+    attention(q, k[:, :, :100], v[:, :, :100], rotated_heads=reported_without)
+    assert reported.tolist() == reported_without.tolist()
 
 
-def test_what_queries_have_in_common_does_not_decide_where_it_is_smoothed(fresh_seed: int) -> None:
-    """Values that differ little in size gain nothing by rotation, and one loud channel of all queries would."""
+def test_a_component_that_smoothing_removes_does_not_affect_the_choice_of_heads(fresh_seed: int) -> None:
+    """Values of similar size gain nothing from rotation; a loud channel that all queries share would."""
     flat = [
         torch.randn(shape).sign() * (0.75 + 0.25 * torch.rand(shape)) for shape in ((1, 4, 300, 64), (1, 2, 300, 64))
     ]
     common = torch.zeros(64)
     common[7] = 30.0
     for q in (flat[0], flat[0] + common):
-        told = flags((7, 7))
-        attention(q, flat[1], flat[1], mode="4b", rotated_heads=told)
-        assert not told.any()
+        reported = flags((7, 7))
+        attention(q, flat[1], flat[1], mode="4b", rotated_heads=reported)
+        assert not reported.any()
 
 
 WRONG: tuple[tuple[type[Exception], str, Any, str], ...] = (
@@ -98,13 +98,13 @@ WRONG: tuple[tuple[type[Exception], str, Any, str], ...] = (
 
 
 @pytest.mark.parametrize(("error", "message", "given", "rotate"), WRONG)
-def test_flags_that_do_not_fit_are_refused(error: type[Exception], message: str, given: Any, rotate: str) -> None:
+def test_unsuitable_rotated_heads_are_refused(error: type[Exception], message: str, given: Any, rotate: str) -> None:
     q, k, v = loud_heads()
     with pytest.raises(error, match=message):
         attention(q, k, v, rotate=rotate, rotated_heads=given)
 
 
-def test_a_mode_without_quantization_takes_none() -> None:
+def test_a_mode_without_quantization_takes_no_rotated_heads() -> None:
     q, k, v = loud_heads()
     given = torch.zeros(2, 3, dtype=torch.int32)
     for call in (attention, explain):
@@ -114,25 +114,25 @@ def test_a_mode_without_quantization_takes_none() -> None:
         attention(q, k, v, mode="exact", rotate="given", rotated_heads=given)
 
 
-class Another(Backend):
+class OtherBackend(Backend):
     def bind(self, signature: CallSignature) -> Any:
         raise NotImplementedError
 
 
 @pytest.mark.parametrize("rotate", ["auto", "given"])
-def test_other_attentions_refuse_them(rotate: str) -> None:
+def test_other_backends_refuse_rotated_heads(rotate: str) -> None:
     q, k, v = loud_heads()
     signature = CallSignature.of(q, k, v, AttentionOptions(rotate=rotate))
     shape = torch.Size((signature.batch, signature.kv_heads))
     signature = signature._replace(rotated_heads=TensorForm.contiguous(shape, torch.int32, signature.device))
-    reason = Another().reason_against(signature)
+    reason = OtherBackend().reason_against(signature)
     assert reason is not None and reason.startswith("[SA-214]")
     assert registry.get("reference").reason_against(signature) is None
     assert all(kernel.takes_rotated_heads for kernel in KERNELS)
 
 
 @pytest.mark.parametrize(("rotate", "field"), [("auto", "rotate_by_head"), ("given", "rotate_as_given")])
-def test_each_part_of_a_call_gets_its_heads(rotate: str, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_part_of_a_call_gets_its_rotated_heads(rotate: str, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = Recorder()
     q, k, v = loud_heads()
     given = torch.zeros(2, 3, dtype=torch.int32)
@@ -147,27 +147,27 @@ def test_each_part_of_a_call_gets_its_heads(rotate: str, field: str, monkeypatch
     assert [call["rotated_heads"] for call in module.calls] == places
 
 
-def test_later_calls_are_planned_by_the_same_backend() -> None:
+def test_plans_for_later_calls_keep_the_backend() -> None:
     q, k, v = loud_heads(0)
-    told = torch.zeros(2, 3, dtype=torch.int32)
-    chooses = plan(CallSignature.of(q, k, v, AttentionOptions(), OptionalTensors(rotated_heads=told)))
+    reported = torch.zeros(2, 3, dtype=torch.int32)
+    chooses = plan(CallSignature.of(q, k, v, AttentionOptions(), OptionalTensors(rotated_heads=reported)))
     assert isinstance(chooses, CallPlan)
-    first, _ = chooses.run(q, k, v, OptionalTensors(rotated_heads=told))
+    first, _ = chooses.run(q, k, v, OptionalTensors(rotated_heads=reported))
     given, none = (rotated_plan(chooses, some=some) for some in (True, False))
     assert isinstance(given, CallPlan) and isinstance(none, CallPlan)
     assert given.backend is none.backend is chooses.backend
     assert (given.options.rotate, none.options.rotate, none.signature.rotated_heads) == ("given", "off", None)
-    assert torch.equal(given.run(q, k, v, OptionalTensors(rotated_heads=told))[0], first)
+    assert torch.equal(given.run(q, k, v, OptionalTensors(rotated_heads=reported))[0], first)
     assert torch.equal(none.run(q, k, v)[0], attention(q, k, v, rotate="off"))
 
 
-def test_the_compiler_sees_what_a_call_writes(fresh_seed: int) -> None:
+def test_torch_compile_sees_the_written_heads(fresh_seed: int) -> None:
     q, k, v = loud_heads(1)
-    told = torch.zeros(2, 3, dtype=torch.int32)
+    reported = torch.zeros(2, 3, dtype=torch.int32)
 
     def call(rotate: str) -> torch.Tensor:
-        return attention(q, k, v, rotate=rotate, rotated_heads=told)
+        return attention(q, k, v, rotate=rotate, rotated_heads=reported)
 
     out = torch.compile(call, backend="aot_eager", fullgraph=True)("auto")
-    assert told[:, 1].all()
+    assert reported[:, 1].all()
     assert torch.equal(out, call("given"))

@@ -1,4 +1,4 @@
-"""The rotation of Q and K: what it is, and which heads rotate="auto" rotates."""
+"""The rotation of Q and K, and the heads that rotate="auto" rotates."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from comfy_sage2.reference.options import ReferenceOptions
     ("head_dim", "size"),
     [(1, 64), (40, 64), (64, 64), (65, 128), (72, 128), (128, 128), (129, 256), (256, 256), (257, 512), (300, 512)],
 )
-def test_products_grow_by_the_size_alone(head_dim: int, size: int) -> None:
-    """Which is a power of two from 64 on."""
+def test_rotation_scales_products_by_its_size(head_dim: int, size: int) -> None:
+    """The size is a power of two of at least 64."""
     q, k = torch.randn(2, 3, 50, head_dim, dtype=torch.float64)
     product = rotate(q) @ rotate(k).transpose(1, 2)
     assert rotate(q).shape == (3, 50, size) and rotation_size(head_dim) == size
@@ -36,7 +36,7 @@ def test_rotation_is_a_hadamard_matrix_with_random_signs() -> None:
     matrix = rotate(torch.eye(256))
     assert torch.equal(matrix.abs(), torch.ones(256, 256))
     assert torch.equal(matrix @ matrix.T, 256 * torch.eye(256))
-    # Row i is a sign times (-1)^popcount(i & j); column 0 holds the signs, which are no pattern of one kind.
+    # Row i is a sign times (-1)^popcount(i & j); column 0 holds the signs, which look random.
     signs = matrix[:, 0]
     i, j = torch.meshgrid(torch.arange(256), torch.arange(256), indexing="ij")
     parity = torch.tensor([bin(value).count("1") % 2 for value in range(256)])[i & j]
@@ -44,7 +44,7 @@ def test_rotation_is_a_hadamard_matrix_with_random_signs() -> None:
     assert 96 <= (signs > 0).sum() <= 160
 
 
-def test_sums_go_in_the_documented_order() -> None:
+def test_rotation_adds_in_the_documented_order() -> None:
     # Each stage adds and subtracts pairs in float32; another order would round differently.
     x = torch.randn(64)
     values = (x * rotate(torch.eye(64))[:, 0]).tolist()
@@ -65,7 +65,7 @@ def test_clipped_int4_uses_all_sixteen_integers() -> None:
 
 
 def loud(head_dim: int, *, rotated: bool) -> torch.Tensor:
-    """K whose first channels are loud, or those of its rotation."""
+    """K with loud first channels, or K whose rotation has them."""
     k = torch.randn(1, 2, 300, head_dim)
     k[..., :3] *= 20
     return k if not rotated else k @ rotate(torch.eye(head_dim)).T / head_dim**0.5
@@ -73,7 +73,7 @@ def loud(head_dim: int, *, rotated: bool) -> torch.Tensor:
 
 @pytest.mark.parametrize("mode", ["8b", "4b", "precise"])
 @pytest.mark.parametrize("groups", [ADA, HOPPER_8B], ids=lambda groups: groups.name)
-def test_each_head_takes_the_better_way(mode: str, groups: GroupScheme) -> None:
+def test_each_head_takes_the_more_exact_choice(mode: str, groups: GroupScheme) -> None:
     q, v = torch.randn(1, 4, 200, 64), torch.randn(1, 2, 300, 64)
     k = torch.cat((loud(64, rotated=False)[:, :1], loud(64, rotated=True)[:, :1]), dim=1)
     outs = {
@@ -91,7 +91,7 @@ SCHEMES = (ADA, ADA)
 
 
 def probes(length: int) -> torch.Tensor:
-    """(length, 1, length, 16) with a loud channel, so that rotation gains; entry t of the batch has NaN in token t."""
+    """(length, 1, length, 16) with a loud channel, so that rotation helps; entry t of the batch has NaN in token t."""
     x = torch.randn(1, 1, length, 16)
     x[..., 3] *= 30
     x = x.repeat(length, 1, 1, 1)
@@ -100,17 +100,17 @@ def probes(length: int) -> torch.Tensor:
 
 
 def sampled(gains: torch.Tensor) -> list[int]:
-    """The tokens that the choice looks at: a NaN in one of them means that the head is not rotated."""
+    """The tokens that the choice samples: with a NaN in one of them the head is not rotated."""
     return [token for token, gain in enumerate(gains[:, 0].tolist()) if not gain]
 
 
 def places_of_keys(group: int) -> list[int]:
-    """The 16 of a block of 64 that share a scale; the groups take the four places of that in turn."""
+    """The 16 tokens of a block of 64 that share a scale; successive groups take the four scales in turn."""
     return [place for place in range(64) if place % 8 // 2 == group % 4]
 
 
 def places_of_queries(group: int) -> list[int]:
-    """Every eighth token of a block of 128, from another one on in each group."""
+    """Every eighth token of a block of 128; each group starts at another token."""
     return list(range(group, 128, 8))
 
 
@@ -132,7 +132,7 @@ def test_the_query_heads_of_a_key_head_take_turns() -> None:
     q, k = torch.randn(16, 2, 1024, 16), torch.randn(16, 1, 64, 16)
     q[..., 3] *= 30
     k[..., 3] *= 30
-    for entry in range(16):  # NaN in the block of one group, in one of the heads
+    for entry in range(16):  # one head has NaN in one group's block
         group, head = divmod(entry, 2)
         q[entry, head, 128 * group : 128 * group + 128] = math.nan
     gains = rotation_gains(q, k, (INT8, INT8), SCHEMES, smooth_q=False)
@@ -140,14 +140,14 @@ def test_the_query_heads_of_a_key_head_take_turns() -> None:
 
 
 def ratio(vector: torch.Tensor, formats: tuple[NumberFormat, NumberFormat]) -> float:
-    """Of the squared scales with rotation and without, of a call whose tokens are all `vector`."""
+    """The squared scale with rotation over that without, in a call whose tokens are all `vector`."""
     maxima = [number_format.maximum or 1.0 for number_format in formats]
     rotated = rotate(vector) * len(vector) ** -0.5
     return float((rotated.abs().max() / maxima[1]) ** 2 / (vector.abs().max() / maxima[0]) ** 2)
 
 
 def vector_of(wanted: float, formats: tuple[NumberFormat, NumberFormat]) -> torch.Tensor:
-    """A vector for which `ratio` is nearly `wanted`: one channel is as loud as that takes."""
+    """A vector whose `ratio` is nearly `wanted`: bisection finds the loudness of its first channel."""
     vector = torch.linspace(0.5, 1.0, 64) * (torch.arange(64) % 3 - 1.0)
     low, high = 0.5, 50.0  # between them the ratio falls
     while high - low > 1e-3 * low:
@@ -164,16 +164,16 @@ def vector_of(wanted: float, formats: tuple[NumberFormat, NumberFormat]) -> torc
 def test_a_call_compares_the_formats_of_its_mode(
     mode: str, formats: tuple[NumberFormat, NumberFormat], margin: float
 ) -> None:
-    signs = 1.0 - 2.0 * (torch.arange(256) // 8 % 2)  # smoothing takes nothing away
+    signs = 1.0 - 2.0 * (torch.arange(256) // 8 % 2)  # the mean that smoothing subtracts is 0
     for wanted, is_rotated in ((margin + 0.01, False), (margin - 0.01, True)):
         x = (signs[:, None] * vector_of(wanted, formats)).expand(1, 1, 256, 64)
-        told = torch.full((1, 1), 7, dtype=torch.int32)
-        attention(x, x, x, mode=mode, rotated_heads=told)
-        assert told.item() == is_rotated
+        rotated_heads = torch.full((1, 1), 7, dtype=torch.int32)
+        attention(x, x, x, mode=mode, rotated_heads=rotated_heads)
+        assert rotated_heads.item() == is_rotated
 
 
 def naive_gain(q: torch.Tensor, k: torch.Tensor) -> float:
-    """Of q, k (tokens, D) in 8b with groups of 4 tokens of Q: what is compared with the margin, written out."""
+    """The gain of q and k (tokens, D) that 8b compares with the margin, with groups of 4 tokens of Q, written out."""
     plain_and_rotated = [(x, rotate(x) * rotate(x).shape[1] ** -0.5) for x in (q, k)]
     energy, scales = [], []
     for (x, turned), groups, block_tokens in zip(plain_and_rotated, (8, 16), (128, 64), strict=True):
@@ -196,7 +196,7 @@ def naive_gain(q: torch.Tensor, k: torch.Tensor) -> float:
 
 
 def test_four_queries_share_a_scale_in_the_sample(fresh_seed: int) -> None:
-    """The choice is that of the sums written out, in heads that are near the margin."""
+    """The choice follows the sums written out, in heads near the margin."""
     heads = 120
     q, k = torch.randn(heads, 1, 256, 60), torch.randn(heads, 1, 128, 60)
     q *= torch.rand(heads, 1, 256, 1).square() * 4  # so that it matters which tokens share a scale

@@ -1,4 +1,4 @@
-"""K's mean from a sample of its tokens: which these are, and that they stand for all."""
+"""K's mean from a sample of its tokens: which tokens these are, and that they represent all."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from comfy_sage2.reference.preparation import prepare
 
 
 @pytest.mark.parametrize("length", [1, 77, 127, 128])
-def test_of_few_tokens_all_are_taken(length: int) -> None:
+def test_few_tokens_are_all_sampled(length: int) -> None:
     assert sampled_tokens(length).tolist() == list(range(length))
 
 
 def place_of_the_kernels(number: int, width: int) -> int:
-    """As csrc/common/sampled_keys.cuh has it, in whole numbers of 32 bits."""
+    """The formula of csrc/common/sampled_keys.cuh, in 32-bit integers."""
     mixed = number * 0x9E3779B1 % 2**32
     mixed = (mixed ^ mixed // 2**16) * 0x85EBCA6B % 2**32
     mixed ^= mixed // 2**13
@@ -25,7 +25,7 @@ def place_of_the_kernels(number: int, width: int) -> int:
 
 
 @pytest.mark.parametrize("length", [129, 200, 1000, 4096, 75_600, 2**31 - 256])
-def test_each_part_of_the_tokens_has_one(length: int) -> None:
+def test_each_of_128_parts_has_one_sampled_token(length: int) -> None:
     parts = [length * number // 128 for number in range(129)]
     tokens = sampled_tokens(length).tolist()
     for number, token in enumerate(tokens):
@@ -34,8 +34,8 @@ def test_each_part_of_the_tokens_has_one(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [4096, 4608, 32_760, 75_600])
-def test_no_period_of_a_video_or_a_picture_puts_them_in_one_place(length: int) -> None:
-    """Rows of 16 to 128 tokens, and frames of 1,560 and 3,600: no place of 16 in a period has more than a few."""
+def test_samples_do_not_align_with_the_periods_of_pictures_and_videos(length: int) -> None:
+    """Rows have 16 to 128 tokens, frames 1,560 and 3,600. No sixteenth of a period has more than a few samples."""
     for period in (16, 26, 30, 32, 40, 52, 64, 80, 104, 128, 1560, 3600):
         if length < 8 * period:
             continue
@@ -52,14 +52,14 @@ def test_the_mean_is_that_of_the_sample() -> None:
 
 
 def test_hidden_tokens_are_not_sampled() -> None:
-    """Whatever they hold; where a mask may hide tokens the mean is that of all others."""
+    """Their values do not matter. If a mask may hide tokens, the mean is that of all others."""
     x, hidden = torch.randn(1, 2, 600, 16), torch.arange(600)[None] % 3 == 1
     x[:, :, 1::3] = torch.nan
     _, mean = smooth_tokens(x, hidden, SAMPLED_TOKENS)
     torch.testing.assert_close(mean, x[:, :, ~hidden[0]].mean(dim=2, keepdim=True))
 
 
-def test_calls_have_the_kernels_mean_and_the_paper_its_own() -> None:
+def test_calls_use_the_sampled_mean_and_the_papers_options_the_full_one() -> None:
     q, k, v = (torch.randn(1, 1, 500, 32) for _ in range(3))
     of_call = ReferenceOptions.of(AttentionOptions())
     for options, wanted in ((of_call, k[:, :, sampled_tokens(500)]), (ReferenceOptions(), k)):

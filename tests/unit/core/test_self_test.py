@@ -1,4 +1,4 @@
-"""When a kernel module is tested, and what becomes of one that fails."""
+"""When a kernel module is tested, and what happens if it fails."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ WRONG = "head_dim 64 (8b, FP32 accumulators): relative L1 1.9 from exact attenti
 
 @dataclass
 class Machine:
-    """GPUs, a driver and kernel modules that are not there; `restart` is a new process."""
+    """Made-up GPUs, driver and kernel modules; `restart` stands for a new process."""
 
     gpus: list[str] = field(default_factory=lambda: ["NVIDIA H200"])
     wrong: list[str] = field(default_factory=list)
     error: Exception | None = None
     capturing: bool = False
     current: int = 0
-    asked: list[tuple[int, tuple[Variant, ...]]] = field(default_factory=list)
+    tests_run: list[tuple[int, tuple[Variant, ...]]] = field(default_factory=list)
 
     def run(self, module: object, device: torch.device, variants: tuple[Variant, ...]) -> Result:
-        self.asked.append((device.index, tuple(variants)))
+        self.tests_run.append((device.index, tuple(variants)))
         if self.error is not None:
             raise self.error
         return Result(6, list(self.wrong))
@@ -73,21 +73,21 @@ def test_two_gpus_keep_their_own_results(machine: Machine) -> None:
     assert machine.reason(0) is None
     machine.current = 1
     assert WRONG in (machine.reason(None) or "")
-    assert [index for index, _ in machine.asked] == [0, 1]
+    assert [index for index, _ in machine.tests_run] == [0, 1]
 
 
 def call_on_hopper() -> CallSignature:
     return on_gpu((9, 0), AttentionOptions())
 
 
-def test_a_module_that_fails_is_not_used_and_tested_again_by_the_next_process(machine: Machine) -> None:
+def test_a_module_that_fails_is_not_used_and_the_next_process_tests_it_again(machine: Machine) -> None:
     machine.wrong = [WRONG, "another"]
     backend, signature = KernelBackend("sm90", ((9, 0),)), call_on_hopper()
     reason = backend.reason_against(signature)
     assert reason is not None
     assert reason.startswith(f"[SA-113] the self-test of these kernels failed on this GPU: {WRONG} (2 of 6 calls)")
     assert backend.reason_against(signature) == reason
-    assert len(machine.asked) == 1
+    assert len(machine.tests_run) == 1
     machine.restart()
     machine.wrong = []
     assert backend.reason_against(signature) is None
@@ -101,18 +101,18 @@ def test_a_module_that_raises_is_not_used(machine: Machine, error: Exception) ->
     assert ("no kernel\\x1b[31m image" if isinstance(error, RuntimeError) else "mode must be 8, got 4") in reason
 
 
-def test_without_memory_it_is_tested_later(machine: Machine) -> None:
+def test_without_memory_the_self_test_is_postponed(machine: Machine) -> None:
     machine.error = torch.cuda.OutOfMemoryError("CUDA out of memory")
     assert machine.reason() is None
     with pytest.raises(RuntimeError, match="too little free memory"):
         self_test.test_now("sm90", 0, VARIANTS)
     machine.error = None
     assert machine.reason() is None
-    assert len(machine.asked) == 3
+    assert len(machine.tests_run) == 3
 
 
 class Bound:
-    """Calls of a kernel module, counted in `made`."""
+    """A call of a kernel module; `made` counts the runs."""
 
     made = 0
     takes_reshaped = False
@@ -127,7 +127,7 @@ class Bound:
 
 
 def bound(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Calls as a backend binds them now."""
+    """A call as the backend binds it now."""
     monkeypatch.setattr(kernels, "KernelCall", Bound)
     monkeypatch.setattr(Bound, "made", 0)
     backend, signature = KernelBackend("sm90", ((9, 0),)), call_on_hopper()
@@ -137,7 +137,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("method", ["run", "prequantize"])
 @pytest.mark.parametrize("capturing", [True, False], ids=["in a graph", "without memory"])
-def test_calls_that_were_planned_without_it_are_tested_later(
+def test_calls_planned_before_the_self_test_run_it_later(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, method: str, capturing: bool
 ) -> None:
     """At their first run that allows it; then such calls are planned again, as others may serve them."""
@@ -147,29 +147,31 @@ def test_calls_that_were_planned_without_it_are_tested_later(
     assert self_test.is_postponed("sm90", 0) and not self_test.is_postponed("sm90", 1)
     tensors = torch.empty(3, 1)
     assert getattr(call, method)(*tensors) == "done", "no reason against the module is known"
-    asked = len(machine.asked)
-    assert asked == (0 if capturing else 2)
+    tests_run = len(machine.tests_run)
+    assert tests_run == (0 if capturing else 2)
     machine.capturing, machine.error = False, None
     generation = store.generation
     for _ in range(2):  # a module that failed is not used by the next call either
         with pytest.raises(RuntimeError, match="self-test of these kernels failed"):
             getattr(call, method)(*tensors)
-    assert len(machine.asked) == asked + 1 and Bound.made == 1 and store.generation == generation + 1
+    assert len(machine.tests_run) == tests_run + 1 and Bound.made == 1 and store.generation == generation + 1
     assert not self_test.is_postponed("sm90", 0) and WRONG in (machine.reason() or "")
 
 
 @pytest.mark.parametrize("method", ["run", "prequantize"])
-def test_a_postponed_test_that_is_passed(machine: Machine, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def test_a_postponed_self_test_that_passes_runs_once(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
     machine.capturing = True
     call = bound(monkeypatch)
     machine.capturing = False
     for _ in range(2):
         assert getattr(call, method)(*torch.empty(3, 1)) == "done"
-    assert len(machine.asked) == 1 and Bound.made == 2
-    assert type(bound(monkeypatch)) is Bound  # from now on nothing is to be made up for
+    assert len(machine.tests_run) == 1 and Bound.made == 2
+    assert type(bound(monkeypatch)) is Bound  # from now on no self-test is pending
 
 
-def test_a_test_by_hand_replaces_the_result(machine: Machine) -> None:
+def test_a_manual_self_test_replaces_the_result(machine: Machine) -> None:
     assert machine.reason() is None
     assert self_test.test_now("sm90", 0, VARIANTS).text.startswith("passed: 6 calls within their bounds in ")
     machine.wrong = [WRONG]
@@ -178,19 +180,19 @@ def test_a_test_by_hand_replaces_the_result(machine: Machine) -> None:
 
 
 def test_a_format_that_fails_is_replaced(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what the module has beside it, whether the driver refuses its image or its results are wrong."""
+    """The module's other format replaces it, whether the driver refuses the image or its results are wrong."""
     variants = (Variant("8b", "fp32", "int8"), Variant("8b", "fp32", "fp16"))
-    asked: list[tuple[Variant, ...]] = []
+    tests_run: list[tuple[Variant, ...]] = []
 
     def run(module: object, device: torch.device, tested: tuple[Variant, ...]) -> Result:
-        asked.append(tuple(tested))
+        tests_run.append(tuple(tested))
         if any(variant.pv == "int8" for variant in tested):
             raise RuntimeError("cuModuleLoadData failed")
         return Result(6, [])
 
     monkeypatch.setattr(self_test_calls, "run", run)
     assert machine.reason(variants=variants) is None
-    assert asked == [variants[:1], variants[1:]]
+    assert tests_run == [variants[:1], variants[1:]]
     (reason,) = self_test.failed_formats("sm90", 0).values()
     assert reason.startswith(
         "[SA-113] the self-test of pv int8 failed on this GPU: cuModuleLoadData failed. The kernels "
@@ -198,5 +200,5 @@ def test_a_format_that_fails_is_replaced(machine: Machine, monkeypatch: pytest.M
     text = self_test.test_now("sm90", 0, variants).text
     assert text.startswith("passed: 6 calls") and "; without pv int8: [SA-113] " in text
     machine.restart()
-    assert machine.reason(variants=variants) is None and len(asked) == 6
+    assert machine.reason(variants=variants) is None and len(tests_run) == 6
     assert not self_test.failed_formats("sm90", 1)

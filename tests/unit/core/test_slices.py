@@ -34,7 +34,7 @@ def feed(slices: Slices | str, tensors: Tensors, axis: int = 2) -> torch.Tensor:
 
 
 def by_reference(tensors: Tensors, flags: torch.Tensor | None = None, **choices: Any) -> tuple[torch.Tensor, int]:
-    """The output in slices, and whether the flag was set."""
+    """The reference's output of a call in slices, and the flag."""
     nonfinite = torch.zeros(1, dtype=torch.int32)
     optional = OptionalTensors(nonfinite=nonfinite, rotated_heads=flags)
     planned = plan(CallSignature.of(*tensors, AttentionOptions(**choices), optional, Routing("reference")))
@@ -43,34 +43,34 @@ def by_reference(tensors: Tensors, flags: torch.Tensor | None = None, **choices:
 
 
 def kinds() -> dict[str, Tensors]:
-    """q of 4 heads, k and v of 2, whose slices are not alike: of text, sound and a video, say."""
+    """q of 4 heads, k and v of 2. Slices may differ, as those of text, sound and video do."""
     q, k, v = (torch.randn(2, heads, 640, 64) for heads in (4, 2, 2))
     channels = 6.0 * torch.randn(2, 2, 1, 64)
     drifts = torch.linspace(0.3, 3.0, 640)[:, None]
     return {"normal": (q, k, v), "loud channels": (q, k + channels, v), "growing": (q, k * drifts, v * drifts)}
 
 
-# In INT8 V of "growing" leaves its head room.
+# In INT8 the V of "growing" exceeds its head room.
 @pytest.mark.parametrize(
     ("pv", "kind"),
     [("fp8", "normal"), ("fp8", "loud channels"), ("fp8", "growing"), ("int8", "normal"), ("int8", "loud channels")],
 )
 @pytest.mark.parametrize("rotate", ["off", "auto"])
-def test_slices_are_as_exact_as_the_whole(pv: str, rotate: str, kind: str, fresh_seed: int) -> None:
+def test_slices_are_as_exact_as_the_whole_call(pv: str, rotate: str, kind: str, fresh_seed: int) -> None:
     tensors = kinds()[kind]
     exact, _ = oracle(*tensors)
     choices: dict[str, Any] = {"pv": pv, "rotate": rotate}
     out, flag = by_reference(tensors, **choices)
     planned = plan(CallSignature.of(*tensors, AttentionOptions(**choices), routing=Routing("reference")))
     assert isinstance(planned, CallPlan) and not flag
-    # A first slice this short has much smaller values than the rest, which INT8 feels.
+    # A first slice this short has much smaller values than the rest, which makes INT8 less exact.
     most = {"fp8": 1.1, "int8": 1.2}[pv]
     assert relative_l1(out, exact) <= most * relative_l1(planned.run(*tensors)[0], exact)
 
 
 @pytest.mark.parametrize("smooth_v", [False, True])
 @pytest.mark.parametrize(("pv", "room"), [("fp8", 16.0), ("int8", 4.0)])
-def test_values_that_leave_the_head_room_of_the_first_slice_are_told(pv: str, room: float, smooth_v: bool) -> None:
+def test_values_beyond_the_head_room_of_the_first_slice_set_the_flag(pv: str, room: float, smooth_v: bool) -> None:
     for larger in (0.98, 1.02):
         q, k, v = torch.randn(3, 1, 2, 600, 64).unbind()
         v[:, :, SLICE:] += 1.0  # another mean than that of the first slice
@@ -92,10 +92,10 @@ def test_means_are_those_of_the_first_slice() -> None:
 def test_the_first_slice_chooses_the_heads_to_rotate() -> None:
     q, k, v = torch.randn(3, 1, 2, 600, 64).unbind()
     q[:, 1, :SLICE, 5] *= 40.0  # a loud channel, which rotation spreads
-    told = torch.zeros(1, 2, dtype=torch.int32)
-    by_first = by_reference((q, k, v), told, rotate="auto")[0]
-    assert told.tolist() == [[0, 1]]
-    assert torch.equal(by_reference((q, k, v), told, rotate="given")[0], by_first)
+    rotated_heads = torch.zeros(1, 2, dtype=torch.int32)
+    by_first = by_reference((q, k, v), rotated_heads, rotate="auto")[0]
+    assert rotated_heads.tolist() == [[0, 1]]
+    assert torch.equal(by_reference((q, k, v), rotated_heads, rotate="given")[0], by_first)
 
 
 @pytest.mark.parametrize("choices", [{"mode": "precise"}, {"mode": "4b"}, {"pv": "fp16"}], ids=str)
@@ -107,7 +107,7 @@ def test_other_calls_take_no_slices(choices: dict[str, Any]) -> None:
 
 
 class Sliced(ReferenceModule):
-    """Its preparations copy what they are given of a slice, and its attention phase computes the whole of that."""
+    """Its preparation phases copy their slice, and its attention phase computes the call from all copies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,13 +133,13 @@ class Sliced(ReferenceModule):
 
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
 @pytest.mark.parametrize("length", [512, 600])
-def test_slices_lie_where_they_are_read(layout: str, length: int) -> None:
-    """As views of a projection; those that cannot be read in place are copied."""
+def test_slices_are_read_in_place(layout: str, length: int) -> None:
+    """Slices may be views of a projection; those that cannot be read in place are copied."""
     module, axis = Sliced(), layout.index("N")
     fused = torch.randn(2, length, 3, 4, 64).half()
     q, k, v = (x if layout == "BNHD" else x.transpose(1, 2) for x in fused.unbind(2))
     nonfinite = torch.zeros(1, dtype=torch.int32)
-    # Planned for tensors of the whole that have no memory, as who makes slices has none of that size.
+    # The plan gets whole tensors without memory: a caller that makes slices never has whole ones.
     form = q.narrow(axis, 0, 1).expand(q.shape)
     call = kernel_call(module, form, form, form, layout=layout)
     slices = call.begin_slices(OptionalTensors(nonfinite=nonfinite))
@@ -151,17 +151,17 @@ def test_slices_lie_where_they_are_read(layout: str, length: int) -> None:
         if start:
             views[1] = misaligned(*views[1].shape).copy_(views[1])
         slices.add(*views)
-        told = module.slices[-1]
-        assert (told["first_token"], told["slice_tokens"]) == (start, min(SLICE, length - start))
-        assert told["q"] == views[0].data_ptr() and told["nonfinite"] == nonfinite.data_ptr()
-        assert (told["k"] == views[1].data_ptr()) == (start == 0) and told["out"] == 0
-        assert {entry["workspace"] for entry in module.slices} == {told["workspace"]}
+        recorded = module.slices[-1]
+        assert (recorded["first_token"], recorded["slice_tokens"]) == (start, min(SLICE, length - start))
+        assert recorded["q"] == views[0].data_ptr() and recorded["nonfinite"] == nonfinite.data_ptr()
+        assert (recorded["k"] == views[1].data_ptr()) == (start == 0) and recorded["out"] == 0
+        assert {entry["workspace"] for entry in module.slices} == {recorded["workspace"]}
     out, _ = slices.attend()
     expected, _ = kernel_call(ReferenceModule(), q, k, v, layout=layout).run(q, k, v)
     assert torch.equal(out, expected) and out.is_contiguous()
 
 
-def test_nothing_of_a_slice_is_kept() -> None:
+def test_no_slice_is_kept_alive() -> None:
     q, k, v = torch.randn(3, 1, 2, 600, 64).half().unbind()
     slices = kernel_call(Sliced(), q, k, v).begin_slices(OptionalTensors(nonfinite=torch.zeros(1, dtype=torch.int32)))
     assert isinstance(slices, Slices)

@@ -1,4 +1,4 @@
-"""`sparse` of a single call: against attention in float64 with the blocks that are left out masked."""
+"""`sparse` of a single call, against float64 attention that masks the skipped blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def short_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def local(seed: int, head_dim: int = 64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k and v whose scores fall with the distance of tokens, fast or slowly by head, and a ragged end."""
+    """q, k and v whose scores fall with the distance of tokens, fast or slowly by head. The last block is ragged."""
     generator = torch.Generator().manual_seed(seed)
     place = torch.arange(TOKENS) / TOKENS
     sharpness = torch.tensor([400.0, 60.0, 400.0, 5.0])[:, None] * math.sqrt(head_dim)
@@ -46,12 +46,12 @@ def chosen(sparse: Sparse, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ma
 
 
 def tokens_of(active: torch.Tensor) -> torch.Tensor:
-    """The mask of tokens that active blocks are."""
+    """The token mask of active blocks."""
     return active.repeat_interleave(128, 2)[:, :, :TOKENS].repeat_interleave(128, 3)[..., :TOKENS]
 
 
 def relative(out: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Relative L2 of each head."""
+    """The relative L2 error of each head."""
     error: torch.Tensor = (out.double() - expected).norm(dim=(2, 3)) / expected.norm(dim=(2, 3))
     return error
 
@@ -59,7 +59,7 @@ def relative(out: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("mode", "layout"), [("8b", "BHND"), ("4b", "BNHD"), ("precise", "BHND")])
 def test_a_share_computes_the_most_probable_blocks(fresh_seed: int, mode: str, layout: str) -> None:
     generator = torch.Generator().manual_seed(fresh_seed)
-    is_tied = True  # of blocks with equal scores either may be taken
+    is_tied = True  # either of two blocks with equal scores may be taken
     while is_tied:
         q, k, v = (torch.randn(1, n, TOKENS, 64, generator=generator).half() for n in (HEADS, KV_HEADS, KV_HEADS))
         scores = block_scores(q, k, scale=q.shape[3] ** -0.5)
@@ -79,7 +79,7 @@ def test_a_share_computes_the_most_probable_blocks(fresh_seed: int, mode: str, l
     )
 
 
-def test_all_blocks_are_the_bits_of_the_dense_call(fresh_seed: int) -> None:
+def test_a_call_with_all_blocks_equals_the_dense_call(fresh_seed: int) -> None:
     q, k, v = local(fresh_seed)
     dense, lse = attention(q, k, v, return_lse=True, backend="reference")
     for sparse in (Sparse(share=1.0), Sparse(share=1.0, tail=True), Sparse(bound=0.01, always=((0, TOKENS),))):
@@ -88,7 +88,7 @@ def test_all_blocks_are_the_bits_of_the_dense_call(fresh_seed: int) -> None:
 
 
 @pytest.mark.parametrize("sparse", [Sparse(share=0.125), Sparse(bound=0.1)], ids=["share", "bound"])
-def test_blocks_of_some_tokens_are_always_computed(fresh_seed: int, sparse: Sparse) -> None:
+def test_blocks_of_the_always_ranges_are_computed(fresh_seed: int, sparse: Sparse) -> None:
     q, k, v = local(fresh_seed)
     active = chosen(replace(sparse, always=((0, 3), (600, 700))), q, k, v).to_dense()
     for block in (0, 4, 5):
@@ -97,9 +97,9 @@ def test_blocks_of_some_tokens_are_always_computed(fresh_seed: int, sparse: Spar
 
 
 @pytest.mark.parametrize(("mode", "layout"), [("8b", "BHND"), ("precise", "BNHD")])
-def test_a_tail_corrects_what_a_call_with_the_lists_gives(fresh_seed: int, mode: str, layout: str) -> None:
+def test_a_tail_corrects_the_result_of_a_call_with_the_lists(fresh_seed: int, mode: str, layout: str) -> None:
     q, k, v = local(fresh_seed)
-    v += 2 * torch.linspace(-1, 1, TOKENS)[:, None]  # what lies far away differs from what is near
+    v += 2 * torch.linspace(-1, 1, TOKENS)[:, None]  # distant tokens differ from near ones
     sparse = Sparse(share=0.25, tail=True)
     mask = chosen(sparse, q, k, v)
     assert 0 < mask.to_dense().float().mean() < 0.3
@@ -113,28 +113,28 @@ def test_a_tail_corrects_what_a_call_with_the_lists_gives(fresh_seed: int, mode:
     assert torch.equal(alone, out) and out.shape == inputs[0].shape and out.is_contiguous()
     halves = [inputs[0] / 2, *inputs[1:]]
     scaled = attention(*halves, mode=mode, layout=layout, sparse=sparse, scale=2 * 64**-0.5, backend="reference")
-    assert torch.equal(scaled, out), "a scale of the caller's own is the tail's, too"
+    assert torch.equal(scaled, out), "the caller's scale applies to the tail, too"
     assert all(torch.equal(*pair) for pair in zip(inputs, before, strict=True))
     out = out.transpose(1, 2) if layout == "BNHD" else out
     assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
     truth, _ = oracle(q, k, v)
-    assert relative(out, truth)[0, 3] < 0.5 * relative(without, truth)[0, 3]  # the head that sees everything a little
+    assert relative(out, truth)[0, 3] < 0.5 * relative(without, truth)[0, 3]  # the head with the flattest scores
 
 
-def test_a_nan_of_the_tail_is_flagged(fresh_seed: int) -> None:
+def test_a_nan_in_the_tail_sets_the_flag(fresh_seed: int) -> None:
     q, k, v = local(fresh_seed)
     sparse = Sparse(share=0.25, tail=True)
     flag = torch.zeros(1, dtype=torch.int32)
     attention(q, k, v, sparse=sparse, nonfinite=flag, backend="reference")
     assert not flag
     block = int(chosen(sparse, q, k, v).to_dense()[0, :2].float().mean(dim=(0, 1)).argmin())
-    v[0, 0, 128 * block] = torch.nan  # K is as it was: so are the lists
+    v[0, 0, 128 * block] = torch.nan  # K is unchanged, and so are the lists
     out = attention(q, k, v, sparse=sparse, nonfinite=flag, backend="reference")
     assert flag == 1 and out[0, :2].isnan().any()
 
 
 def padded(seed: int, kind: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]:
-    """As `local`, for two prompts of 900 and 333 tokens, with a mask; behind them lie the loudest keys of all."""
+    """`local` inputs for two prompts of 900 and 333 tokens, with a mask that hides the keys of the largest scores."""
     if kind == "none":
         return *local(seed), None
     q, k, v = (torch.cat(both) for both in zip(local(seed), local(seed + 1), strict=True))
@@ -145,7 +145,7 @@ def padded(seed: int, kind: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     if kind == "bool":
         return q, k, v, shown
     bias = torch.zeros(2, HEADS if kind == "of heads" else 1, 1, TOKENS)
-    bias += torch.linspace(7.0, 9.0, bias.shape[1])[:, None, None]  # alike for all keys: without effect
+    bias += torch.linspace(7.0, 9.0, bias.shape[1])[:, None, None]  # the same for all keys: no effect
     bias[..., 100:200] += math.log(0.25)
     return q, k, v, bias.masked_fill(~shown, -math.inf)
 
@@ -166,21 +166,21 @@ def test_heads_stay_within_the_bound(fresh_seed: int, bound: float, kind: str) -
 
 
 @pytest.mark.parametrize(("kind", "seed"), [("bool", 2), ("additive", 6)])
-def test_each_block_of_queries_keeps_keys_within_a_bound(kind: str, seed: int) -> None:
-    """Inputs of which one block had none: its rows were zeros, and the head's mean error still within the bound."""
+def test_every_query_block_keeps_some_keys_within_a_bound(kind: str, seed: int) -> None:
+    """With these inputs a query block once kept none: its rows were zeros, yet the head's mean error met the bound."""
     q, k, v, mask = padded(seed, kind)
     assert chosen(Sparse(bound=0.1), q, k, v, mask).to_dense()[1].any(dim=2).all()
 
 
 @pytest.mark.parametrize("kind", ["bool", "additive", "of heads"])
-def test_blocks_of_hidden_keys_are_no_part_of_a_share(fresh_seed: int, kind: str) -> None:
+def test_blocks_of_hidden_keys_do_not_count_towards_a_share(fresh_seed: int, kind: str) -> None:
     q, k, v, mask = padded(fresh_seed, kind)
     active = chosen(Sparse(share=0.25), q, k, v, mask).to_dense()
     assert (active.sum(dim=3) == 2).all()
     assert active[0, ..., :8].sum() == active[0].sum() and not active[1, ..., 3:].any()
 
 
-def test_what_all_keys_have_in_common_changes_no_blocks(fresh_seed: int) -> None:
+def test_a_component_common_to_all_keys_does_not_affect_the_choice_of_blocks(fresh_seed: int) -> None:
     q, k, v, mask = padded(fresh_seed, "bool")
     lists = []
     for common in (0.0, -8.0, 8.0):
@@ -191,8 +191,8 @@ def test_what_all_keys_have_in_common_changes_no_blocks(fresh_seed: int) -> None
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e3, -1e3])
-def test_a_bias_counts_as_it_does_in_the_softmax(fresh_seed: int, shift: float) -> None:
-    """Shares are exact where queries of a block are alike, and keys of a sub-pool. The last block has five tokens."""
+def test_a_bias_affects_shares_as_it_affects_the_softmax(fresh_seed: int, shift: float) -> None:
+    """Shares are exact if a block's queries are equal, and a sub-pool's keys. The last block has five tokens."""
     generator = torch.Generator().manual_seed(fresh_seed)
     tokens, blocks = 1029, 9
     q = torch.randn(1, HEADS, blocks, 64, generator=generator).repeat_interleave(128, dim=2)[:, :, :tokens]
@@ -240,10 +240,10 @@ def test_calls_that_cannot_be_sparse_are_refused(keywords: dict[str, Any], reaso
     [(torch.float32, torch.finfo(torch.float32).min), (torch.float16, torch.finfo(torch.float16).min)]
     + [(torch.float32, -math.inf), (torch.bool, False)],
 )
-def test_what_hidden_keys_hold_chooses_no_blocks(
+def test_hidden_keys_do_not_affect_the_choice_of_blocks(
     fresh_seed: int, dtype: torch.dtype, lowest: float, content: float, sparse: Sparse
 ) -> None:
-    """A padding mask of the lowest number of a type hides keys as one of minus infinity does."""
+    """A padding mask of the dtype's lowest value hides keys like one of minus infinity."""
     q, k, v = local(fresh_seed)
     mask = torch.full((1, TOKENS), dtype == torch.bool).to(dtype)
     mask[:, 700:] = lowest
@@ -257,8 +257,8 @@ def test_what_hidden_keys_hold_chooses_no_blocks(
 @pytest.mark.parametrize("where", ["k", "mask"])
 @pytest.mark.parametrize("content", [math.nan, math.inf])
 @pytest.mark.parametrize("always", [(), ((0, 100),)], ids=["", "always"])
-def test_a_share_hides_no_value_that_is_not_finite(where: str, content: float, always: Any, fresh_seed: int) -> None:
-    """The block that has it might be one of those left out."""
+def test_a_share_does_not_hide_nonfinite_values(where: str, content: float, always: Any, fresh_seed: int) -> None:
+    """The choice might otherwise skip the block that has such a value."""
     q, k, v = local(fresh_seed)
     mask = torch.zeros(1, TOKENS)
     (k[0, 0, 900] if where == "k" else mask[0, 900:901]).fill_(content)
@@ -300,18 +300,18 @@ def test_cross_attention_and_few_keys_are_dense(monkeypatch: pytest.MonkeyPatch)
         ({"share": 0.1, "always": None}, TypeError, "always must be a tuple of pairs of integers.*got NoneType"),
     ],
 )
-def test_wrong_values_are_named(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_errors_name_the_wrong_value(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=rf"\[SA-215\].*{text}"):
         Sparse(**arguments)
 
 
-def test_values_stay_those_that_were_checked() -> None:
+def test_checked_values_cannot_be_changed() -> None:
     sparse = Sparse(share=0.1)
     with pytest.raises(FrozenInstanceError):
         sparse.share = 2.0  # type: ignore[misc]
 
 
-def test_another_type_is_refused() -> None:
+def test_sparse_of_a_wrong_type_is_refused() -> None:
     with pytest.raises(TypeError, match=r"sparse must be a comfy_sage2\.Sparse, a level or None, got float"):
         attention(*local(0), sparse=0.1)
     with pytest.raises(ValueError, match=r"sparse must be one of 'light', .*'draft 10 %', got 'draft'"):
@@ -320,7 +320,7 @@ def test_another_type_is_refused() -> None:
         attention(*local(0), sparse="light", options="8b")
 
 
-def test_a_level_is_named_as_in_the_node(fresh_seed: int) -> None:
+def test_levels_have_the_names_of_the_node(fresh_seed: int) -> None:
     q, k, v = local(fresh_seed)
     for level, sparse in (("draft 20 %", Sparse(share=0.2, tail=True)), ("strong", Sparse(bound=0.1, tail=True))):
         by_name, by_values = (attention(q, k, v, sparse=each, backend="reference") for each in (level, sparse))

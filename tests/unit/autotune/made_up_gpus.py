@@ -1,4 +1,4 @@
-"""A GPU whose times are known exactly, and those that were measured of a real one."""
+"""A made-up GPU whose times are known exactly, and the measured times of a real one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALLS = (
     (32, 1024, 1024), (128, 1024, 1024), (32, 2048, 2048), (32, 4096, 4096), (16, 32768, 512), (32, 4096, 77),
 )  # fmt: skip
 WORKS = [Work(*sizes, head_dim) for head_dim in (64, 128) for sizes in CALLS]
-# TFLOP/s of the products, and microseconds for each 1000 tokens of a head, on a GPU like an RTX 4090.
+# TFLOP/s of the products, and microseconds for each 1000 tokens of a head, as on an RTX 4090.
 GPU = {
     EIGHT: (300, 0.5), EIGHT_HALF: (440, 0.5), FOUR: (340, 0.7), FOUR_HALF: (560, 0.7),
     FLASH: (160, 0.0), CUDNN: (165, 0.0), OWN: (160, 0.0),
@@ -47,7 +47,7 @@ def made_up_gpu(
 
 
 def h200_times() -> Times:
-    """What the node measured on an H200."""
+    """The times that the node measured on an H200."""
     document = json.loads((Path(__file__).parent / "h200_times.json").read_text(encoding="utf-8"))
     times = Times.read(document, all_candidates(), works_for(16))
     assert times is not None

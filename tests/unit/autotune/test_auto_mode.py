@@ -1,4 +1,4 @@
-"""Mode "auto": "precise" where it costs at most 15 % more than "8b", by the times of a GPU."""
+"""Mode "auto": "precise" if it costs at most 15 % more than "8b" by the times of the GPU."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_times_decide(ratio: float, expected: str) -> None:
     assert mode(64) == mode(128) == mode(40) == expected
 
 
-def test_four_bits_are_never_chosen() -> None:
+def test_mode_4b_is_never_chosen() -> None:
     times = with_precise(1.5)
     keep({key: value * (0.1 if key[0].mode == "4b" else 1.0) for key, value in times.items()})
     assert mode() == "8b"
@@ -87,7 +87,7 @@ def test_rotation_and_accumulators_are_those_of_the_call() -> None:
     keep(times)
     assert mode(rotate="on") == mode(rotate="auto") == "8b" and mode() == "precise"
     keep({key: value for key, value in times.items() if key[0] != EIGHT or key[1] != LONG[128]})
-    assert mode(pv_accumulator="fp32") == "8b"  # it was timed with the other accumulators alone
+    assert mode(pv_accumulator="fp32") == "8b"  # it was timed with the other accumulators only
     assert mode(pv_accumulator="auto") == "precise"
 
 
@@ -100,10 +100,10 @@ def test_without_times_it_is_8b() -> None:
     assert mode() == "8b" and "only one of 8b and precise" in reason()
 
 
-def test_the_reason_in_words() -> None:
+def test_the_text_of_the_reason() -> None:
     keep(with_precise(1.06), {(PRECISE, 128): (0.01,), **{(candidate, 128): (0.036,) for candidate in eights()}})
     assert reason() == "precise, 6% slower than 8b here and 3.6 times as exact on Gaussian inputs"
-    assert reason(64) == "precise, 6% slower than 8b here"  # errors are not known there
+    assert reason(64) == "precise, 6% slower than 8b here"  # no errors are known for 64
     keep(with_precise(0.9))
     assert reason() == "precise, 10% faster than 8b here"
     keep(with_precise(1.5))

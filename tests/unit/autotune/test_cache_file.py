@@ -1,4 +1,4 @@
-"""The file of what was found out about a GPU: whatever is in it or happens to it, nobody is troubled."""
+"""The cache file of findings about a GPU: no content of it, and nothing that happens to it, raises an error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def findings(path: Path) -> CacheFile:
     return CacheFile(path)
 
 
-def test_each_gpu_keeps_its_own(findings: CacheFile, path: Path) -> None:
+def test_each_gpu_keeps_its_own_findings(findings: CacheFile, path: Path) -> None:
     assert findings.get(ADA) is None
     findings.put(ADA, {"passed": True})
     findings.put(HOPPER, {"passed": False})
@@ -38,7 +38,7 @@ def test_each_gpu_keeps_its_own(findings: CacheFile, path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other permissions")
-def test_nobody_else_can_write_to_it(findings: CacheFile, path: Path) -> None:
+def test_other_users_cannot_write_to_it(findings: CacheFile, path: Path) -> None:
     earlier = os.umask(0)
     try:
         findings.put(ADA, {"passed": True})
@@ -48,9 +48,9 @@ def test_nobody_else_can_write_to_it(findings: CacheFile, path: Path) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 @pytest.mark.timeout(60)
-def test_a_pipe_in_the_files_place_is_not_waited_for(findings: CacheFile, path: Path) -> None:
+def test_a_pipe_in_place_of_the_file_does_not_block(findings: CacheFile, path: Path) -> None:
     path.parent.mkdir()
     os.mkfifo(path)
     assert findings.get(ADA) is None
@@ -61,12 +61,12 @@ def test_a_pipe_in_the_files_place_is_not_waited_for(findings: CacheFile, path: 
 FILE = json.dumps({json.dumps(ADA, sort_keys=True): {"passed": True}}).encode()
 
 
-def test_the_file_as_it_is_written(findings: CacheFile, path: Path) -> None:
+def test_the_format_of_the_file(findings: CacheFile, path: Path) -> None:
     findings.put(ADA, {"passed": True})
     assert path.read_bytes() == FILE
 
 
-def test_as_many_large_entries_as_are_kept_can_be_read(findings: CacheFile) -> None:
+def test_a_file_with_the_most_large_entries_can_be_read(findings: CacheFile) -> None:
     for driver in range(52):
         findings.put({"gpu": "NVIDIA GeForce RTX 4090", "driver": str(driver)}, {"times": "1" * 28_000})
         assert findings.get({"gpu": "NVIDIA GeForce RTX 4090", "driver": str(driver)}) is not None
@@ -96,7 +96,7 @@ def test_a_file_that_cannot_be_used_is_ignored_and_rewritten(findings: CacheFile
     assert findings.get(HOPPER) == {"passed": True}
 
 
-def test_the_oldest_entries_go(findings: CacheFile) -> None:
+def test_the_oldest_entries_are_dropped(findings: CacheFile) -> None:
     for number in range(55):
         findings.put({"gpu": str(number)}, {})
     assert findings.get({"gpu": "4"}) is None
@@ -104,7 +104,7 @@ def test_the_oldest_entries_go(findings: CacheFile) -> None:
 
 
 @pytest.mark.parametrize("place", [None, "file/findings.json", "folder"])
-def test_a_place_that_cannot_be_written_is_no_error(tmp_path: Path, place: str | None) -> None:
+def test_an_unwritable_place_is_not_an_error(tmp_path: Path, place: str | None) -> None:
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "folder").mkdir()
     findings = CacheFile(None if place is None else tmp_path / place)
@@ -113,7 +113,7 @@ def test_a_place_that_cannot_be_written_is_no_error(tmp_path: Path, place: str |
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}  # nothing is left behind
 
 
-def test_a_full_disk_is_no_error(findings: CacheFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_not_an_error(findings: CacheFile, monkeypatch: pytest.MonkeyPatch) -> None:
     findings.put(ADA, {"passed": True})
 
     def full(source: object, target: object) -> None:

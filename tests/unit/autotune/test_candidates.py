@@ -65,7 +65,9 @@ def package(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 @pytest.mark.parametrize("heads_first", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_what_is_timed_is_what_nodes_call(kernel: StandIn, package: StandIn, heads_first: bool, masked: bool) -> None:
+def test_timed_calls_are_those_that_nodes_make(
+    kernel: StandIn, package: StandIn, heads_first: bool, masked: bool
+) -> None:
     shape = (1, 4, 48, 32) if heads_first else (1, 48, 4, 32)
     tensors = [torch.randn(shape).bfloat16() for _ in "qkv"]
     q, k, v = tensors if heads_first else [tensor.transpose(1, 2) for tensor in tensors]
@@ -119,7 +121,7 @@ def test_errors_of_calls_that_a_package_does_not_take_are_left_out(kernel: Stand
     assert refused == [None] * 3 and few == pytest.approx(0.03, abs=0.003)
 
 
-def test_keys_that_are_not_there_show_in_the_errors(kernel: StandIn, package: StandIn) -> None:
+def test_counting_padding_as_keys_shows_in_the_errors(kernel: StandIn, package: StandIn) -> None:
     """A package that counts the padding of its last block, with a score of 0, is too inexact with few keys."""
 
     def with_padding(out: torch.Tensor, signature: CallSignature) -> torch.Tensor:
@@ -144,7 +146,7 @@ def test_a_package_without_results_has_no_errors(kernel: StandIn, package: Stand
     assert Candidate("kitchen", PEER) not in errors and Candidate("sm89", "8b", pv="int8") in errors
 
 
-def test_without_kernels_the_reference_tells_how_exact_a_mode_is(
+def test_without_kernels_the_reference_gives_the_errors_of_each_mode(
     kernel: StandIn, package: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "BACKENDS", (StandIn("torch-cudnn", (EXACT,), by_mode), registry.get("reference")))
@@ -156,6 +158,6 @@ def test_without_kernels_the_reference_tells_how_exact_a_mode_is(
     assert four > 1.5 * eight > 2.0 * precise
 
 
-def test_what_is_broken_on_one_kind_of_inputs_has_no_errors(kernel: StandIn, package: StandIn) -> None:
+def test_a_candidate_that_is_broken_on_one_kind_of_inputs_has_no_errors(kernel: StandIn, package: StandIn) -> None:
     package.change = lambda out, signature: out * (math.nan if signature.kv_length == 129 else 1.0)
     assert not any(candidate.mode == PEER for candidate in candidates.errors(torch.device("cpu"), 32))

@@ -1,4 +1,4 @@
-"""What follows from times: on made-up GPUs whose times are known exactly, slowed down, noisy or incomplete."""
+"""What the cost model derives from the times of made-up GPUs: known exactly, slowed down, noisy or incomplete."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_ties_decide_nothing() -> None:
     }
     tuned = TunedChoices(Times(tie, 0.0))
     assert tuned.accumulator("8b") is None and tuned.accumulator("4b") is None
-    assert choices(without=(EIGHT,)).accumulator("8b") is None  # with one of them there is no choice
+    assert choices(without=(EIGHT,)).accumulator("8b") is None  # with a single one there is no choice
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.04])
@@ -75,7 +75,7 @@ def test_differences_below_the_noise_decide_nothing(noise: float) -> None:
 
 
 @pytest.mark.parametrize("missing", [(FLASH, CUDNN, OWN), (FOUR, FOUR_HALF), (EIGHT, EIGHT_HALF, FOUR, FOUR_HALF)])
-def test_what_was_not_timed_decides_nothing(missing: tuple[Candidate, ...]) -> None:
+def test_missing_times_decide_nothing(missing: tuple[Candidate, ...]) -> None:
     tuned = choices(without=missing)
     work = Work(16, 4096, 4096, 128)
     for candidate in missing:
@@ -88,7 +88,7 @@ def test_what_was_not_timed_decides_nothing(missing: tuple[Candidate, ...]) -> N
     assert tuned.lines()
 
 
-def test_the_table_in_words() -> None:
+def test_the_lines_of_the_report() -> None:
     lines = choices().lines()
     assert len(lines) == 2
     assert lines[1].startswith("head_dim 128, 4096 tokens, TFLOP/s: 8b 261, ")
@@ -105,15 +105,15 @@ def test_the_table_in_words() -> None:
     ("host", "faster", "is_lost"),
     [
         ({}, EIGHT, False),
-        ({EIGHT: 7e-5}, EIGHT, False),  # the other's is not known
+        ({EIGHT: 7e-5}, EIGHT, False),  # the other's host time is unknown
         ({EIGHT: 2e-5, CUDNN: 5e-5}, EIGHT, False),
-        ({EIGHT: 5e-5, CUDNN: 2e-5}, EIGHT, False),  # 30 us of the host for 40 of the GPU
+        ({EIGHT: 5e-5, CUDNN: 2e-5}, EIGHT, False),  # costs 30 us of the host and saves 40 us of the GPU
         ({EIGHT: 7e-5, CUDNN: 2e-5}, EIGHT, True),
         ({EIGHT: 3e-4, CUDNN: 2e-5}, CUDNN, True),
         ({EIGHT: 3e-4, CUDNN: 3e-4}, None, False),  # the host sets the pace of both
     ],
 )
-def test_the_host_counts(host: dict[Candidate, float], faster: Candidate | None, is_lost: bool) -> None:
+def test_host_times_count(host: dict[Candidate, float], faster: Candidate | None, is_lost: bool) -> None:
     work = WORKS[3]
     tuned = TunedChoices(Times({(EIGHT, work): 1.6e-4, (CUDNN, work): 2e-4}, 0.0, host=host))
     assert tuned.is_faster(EIGHT, CUDNN, work) == (faster == EIGHT)
@@ -130,7 +130,7 @@ COLUMNS = {
 
 
 def published() -> dict[Work, dict[Candidate, float]]:
-    """Seconds of calls of up to 4,608 tokens as an H200 took them on 2026-11-29, by `lab choices`, in microseconds."""
+    """Seconds of calls of up to 4,608 tokens on an H200, measured by `lab choices` on 2026-11-29 in microseconds."""
     calls: dict[Work, dict[Candidate, float]] = {}
     with (Path(__file__).parent / "h200_calls.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -141,8 +141,8 @@ def published() -> dict[Work, dict[Candidate, float]]:
 
 
 @pytest.mark.parametrize("mine", [COLUMNS["8b"], COLUMNS["8b with rotation"], COLUMNS["precise"]])
-def test_short_calls_of_an_h200_take_the_fastest_one_in_a_row(mine: Candidate) -> None:
-    """Each call takes as long as the GPU or the host, for which ComfyUI's own costs four times what a kernel does."""
+def test_short_calls_in_a_row_take_the_fastest_candidate_on_an_h200(mine: Candidate) -> None:
+    """A call takes the longer of GPU and host time; ComfyUI's own attention costs the host four times a kernel's."""
     table, times = published(), h200_times()
     assert len(table) == 50 and {mine, CUDNN, FLASH, OWN} <= times.host.keys()
     tuned, blind = TunedChoices(times), TunedChoices(replace(times, multiprocessors=0))
@@ -163,8 +163,8 @@ def test_short_calls_of_an_h200_take_the_fastest_one_in_a_row(mine: Candidate) -
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_the_long_call_is_the_ordinary_square_one(order: int) -> None:
-    """Cross-attention has fewer pairs; calls with a mask have as many, and other times."""
+def test_the_report_is_about_the_ordinary_square_call(order: int) -> None:
+    """Cross-attention has fewer pairs; calls with a mask have as many but other times."""
     times = with_kind(made_up_gpu(), 3.0, hides_keys=True)
     choices = TunedChoices(Times(dict(list(times.items())[::order]), 0.0))
     assert all("4096 tokens" in line for line in choices.lines())
@@ -172,7 +172,7 @@ def test_the_long_call_is_the_ordinary_square_one(order: int) -> None:
 
 
 def with_kind(times: Mapping[tuple[Candidate, Work], float], factor: float, **kind: bool) -> dict[Any, float]:
-    """`times` and those of the same calls of a kind, that take `factor` of them."""
+    """`times`, and the times of the same calls of another kind, which take `factor` times as long."""
     return {
         **times,
         **{(candidate, replace(work, **kind)): factor * value for (candidate, work), value in times.items()},
@@ -185,8 +185,8 @@ def test_calls_of_each_kind_have_their_own_times() -> None:
     heads_first, masked = replace(work, heads_first=True), replace(work, hides_keys=True)
     tuned = TunedChoices(Times(base, 0.0))
     usual = tuned.seconds(CUDNN, work)
-    assert tuned.seconds(CUDNN, heads_first) == usual  # stands for it
-    assert tuned.seconds(CUDNN, masked) is None  # what a mask costs is not known
+    assert tuned.seconds(CUDNN, heads_first) == usual  # `work` stands for it
+    assert tuned.seconds(CUDNN, masked) is None  # the cost of a mask is unknown
     both = {**with_kind(base, 3.0, heads_first=True), **with_kind(base, 5.0, hides_keys=True)}
     tuned = TunedChoices(Times(both, 0.0))
     assert usual is not None and tuned.seconds(CUDNN, work) == pytest.approx(usual)
@@ -202,7 +202,7 @@ def test_rotation_has_its_own_times() -> None:
     work = WORKS[3]
     assert tuned.is_faster(EIGHT, EIGHT_ROTATED, work)
     smoothed = replace(EIGHT_ROTATED, smooth_v=True)
-    assert tuned.seconds(smoothed, work) == tuned.seconds(EIGHT_ROTATED, work)  # was not timed: stands for it
+    assert tuned.seconds(smoothed, work) == tuned.seconds(EIGHT_ROTATED, work)  # not timed: EIGHT_ROTATED stands for it
     assert "8b with rotation " in tuned.lines()[1]
 
 
@@ -213,9 +213,9 @@ KITCHEN = Candidate("comfy-kitchen", PEER)
     ("mine", "theirs", "allowed"),
     [
         ((0.01, 0.02), (0.04, 0.02), True),
-        ((0.01, 0.0209), (0.04, 0.02), True),  # as much as errors vary
-        ((0.01, 0.0211), (0.04, 0.02), False),  # on one kind of inputs
-        ((0.01, None), (0.04, 0.02), True),  # such calls never reach it
+        ((0.01, 0.0209), (0.04, 0.02), True),  # within the variation of errors
+        ((0.01, 0.0211), (0.04, 0.02), False),  # worse on one kind of inputs
+        ((0.01, None), (0.04, 0.02), True),  # such calls never reach the package
         ((0.01, 0.02), (0.04, None), False),
         ((None, None), (0.04, 0.02), False),
         ((0.01,), (0.04, 0.02), False),
@@ -228,13 +228,13 @@ def test_errors_are_compared_on_each_kind_of_inputs(
     times = {**made_up_gpu(), **{(KITCHEN, work): 1e-5 for work in WORKS}}
     tuned = TunedChoices(Times(times, 0.0, {(KITCHEN, 128): mine, (EIGHT, 128): theirs}))
     assert tuned.is_no_less_exact(KITCHEN, EIGHT, 96) == tuned.is_no_less_exact(KITCHEN, EIGHT, 128) == allowed
-    assert not tuned.is_no_less_exact(KITCHEN, EIGHT, 64)  # unknown there
+    assert not tuned.is_no_less_exact(KITCHEN, EIGHT, 64)  # no errors are known for 64
     assert tuned.peers == ([KITCHEN] if mine and mine[0] is not None else [])
 
 
 def test_a_package_whose_outputs_are_unlike_attention_serves_no_call() -> None:
     times = {**made_up_gpu(), **{(KITCHEN, work): 1e-5 for work in WORKS}}
-    for errors, peers in (((0.016,), [KITCHEN]), ((1.4,), []), ((), [])):  # of NaN nothing is kept
+    for errors, peers in (((0.016,), [KITCHEN]), ((1.4,), []), ((), [])):  # NaN errors are not kept
         assert TunedChoices(Times(times, 0.0, {(KITCHEN, 64): (0.016,), (KITCHEN, 128): errors})).peers == (
             peers if errors else [KITCHEN]
         )
@@ -242,7 +242,7 @@ def test_a_package_whose_outputs_are_unlike_attention_serves_no_call() -> None:
 
 
 def test_a_size_without_times_of_a_mode_has_no_line() -> None:
-    """Of a file that was cut short by hand, too."""
+    """For example from a file that was cut short by hand."""
     smooth = replace(EIGHT, smooth_v=True)
     assert not TunedChoices(Times({(smooth, WORKS[0]): 1e-3}, 0.0)).lines()
 
@@ -262,12 +262,12 @@ CLOSE, FAR = (0.015, 0.03), (0.038, 0.035)  # errors of two kinds of inputs
         ({INT8: 1.0, FP8: 1.0, MXFP8: 1.02}, {INT8: FAR, FP8: FAR, MXFP8: CLOSE}, "mxfp8"),
         ({INT8: 1.0, FP8: 0.99}, {INT8: CLOSE, FP8: (0.014, 0.4)}, "int8"),  # close with some inputs only
         ({INT8: 1.0}, {INT8: CLOSE}, None),
-        ({INT8: 1.0, FP8: 0.5}, {INT8: CLOSE}, None),  # nothing is known of how exact FP8 is
+        ({INT8: 1.0, FP8: 0.5}, {INT8: CLOSE}, None),  # FP8's errors are unknown
         ({}, {}, None),
     ],
     ids=range(7),
 )
-def test_the_closest_format_that_costs_nothing(
+def test_the_most_exact_format_that_costs_little_is_chosen(
     factors: dict[Candidate, float], errors: dict[Candidate, tuple[float, float]], expected: str | None
 ) -> None:
     times = {(candidate, work): factor * 1e-9 * work.pairs for candidate, factor in factors.items() for work in WORKS}

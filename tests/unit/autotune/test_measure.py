@@ -1,4 +1,4 @@
-"""When a GPU is measured, what is remembered, and what follows in this process. All GPUs here are made up."""
+"""When a GPU is measured, what is cached, and what this process derives from it. All GPUs here are made up."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from comfy_sage2.timing.rounds import GpuClock
 from .made_up_gpus import EIGHT_HALF, FLASH, WORKS, made_up_gpu
 
 
-def test_the_made_up_cards_are_asked_what_real_ones_are() -> None:
+def test_made_up_gpus_are_timed_on_the_works_of_real_ones() -> None:
     assert [work for work in measure.works_for(16) if work.kind == ORDINARY] == WORKS
 
 
 @dataclass
 class Machine:
-    """GPUs, a driver and kernel modules that are not there; `restart` is a new process."""
+    """Made-up GPUs, driver and kernel modules; `restart` stands for a new process."""
 
     folder: Path
     gpus: list[str] = field(default_factory=lambda: ["NVIDIA GeForce RTX 4090"])
@@ -55,7 +55,7 @@ class Machine:
         measure._tried.clear()
 
     def ask(self, index: int | None = 0) -> str | None:
-        """The measured accumulators of 8b, after the question for them."""
+        """Times the GPU if necessary; returns the measured accumulators of 8b."""
         device = torch.device("cuda") if index is None else torch.device("cuda", index)
         measure.ensure_timed(device)
         return store.choices_of(device).accumulator("8b")
@@ -93,7 +93,7 @@ def test_a_device_without_an_index_is_the_current_one(machine: Machine, monkeypa
     assert machine.measured == [1]
 
 
-def test_an_unforeseen_failure_is_not_met_at_each_run(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_failure_happens_once_per_process(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(key: object) -> None:
         raise OverflowError("on purpose")
 
@@ -104,7 +104,7 @@ def test_an_unforeseen_failure_is_not_met_at_each_run(machine: Machine, monkeypa
 
 
 @pytest.mark.parametrize("change", ["gpus", "multiprocessors", "driver", "module", "torch", "format"])
-def test_what_is_remembered_holds_for_this_machine_alone(
+def test_cached_times_hold_for_this_machine_only(
     machine: Machine, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.ask()
@@ -136,7 +136,7 @@ def test_the_cpu_is_never_measured(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("state", ["capturing", "compiling"])
-def test_not_while_a_graph_is_recorded(machine: Machine, state: str) -> None:
+def test_nothing_is_measured_while_a_graph_is_recorded(machine: Machine, state: str) -> None:
     setattr(machine, state, True)
     assert machine.ask() is None and machine.measured == []
     setattr(machine, state, False)
@@ -156,12 +156,12 @@ def test_a_gpu_that_cannot_be_measured_keeps_the_defaults(machine: Machine, trou
         measure.measure_now(0)
     for name, value in usual.items():
         setattr(machine, name, value)
-    assert machine.ask() is None  # this process asks once
+    assert machine.ask() is None  # a process measures once
     machine.restart()
     assert machine.ask() == "fp16"
 
 
-def test_measuring_by_hand_asks_whatever_is_remembered(machine: Machine) -> None:
+def test_measuring_by_hand_ignores_cached_times(machine: Machine) -> None:
     assert machine.ask() == "fp16"
     machine.slower = {EIGHT_HALF: 2.0}
     assert measure.measure_now(0).accumulator("8b") == "fp32"
@@ -170,7 +170,7 @@ def test_measuring_by_hand_asks_whatever_is_remembered(machine: Machine) -> None
     assert machine.measured == [0, 0]
 
 
-def test_a_driver_that_does_not_tell_its_version_is_measured_by_each_process(machine: Machine) -> None:
+def test_without_a_driver_version_each_process_measures(machine: Machine) -> None:
     machine.driver = None
     machine.ask()
     machine.restart()
@@ -178,7 +178,7 @@ def test_a_driver_that_does_not_tell_its_version_is_measured_by_each_process(mac
     assert len(machine.measured) == 2 and not list(machine.folder.iterdir())
 
 
-def test_a_remembered_value_that_is_wrong_is_measured_again(machine: Machine) -> None:
+def test_an_invalid_cached_value_is_measured_again(machine: Machine) -> None:
     machine.ask()
     (path,) = machine.folder.rglob("*.json")
     ((key, value),) = json.loads(path.read_text()).items()
@@ -192,8 +192,8 @@ def test_a_remembered_value_that_is_wrong_is_measured_again(machine: Machine) ->
 
 
 @pytest.mark.parametrize("with_flash", [True, False])
-def test_what_is_timed_of_each_kind_of_calls(monkeypatch: pytest.MonkeyPatch, with_flash: bool) -> None:
-    """Efficient attention where flash attention is not, and smooth V in ordinary calls alone."""
+def test_the_timed_candidates_of_each_kind_of_calls(monkeypatch: pytest.MonkeyPatch, with_flash: bool) -> None:
+    """Efficient attention is timed only without flash attention, and smooth V only in ordinary calls."""
     smooth, efficient = replace(EIGHT_HALF, smooth_v=True), Candidate("torch-efficient")
     able = {EIGHT_HALF, smooth, efficient} | ({FLASH} if with_flash else set())
     deadlines: list[float] = []
@@ -213,8 +213,8 @@ def test_what_is_timed_of_each_kind_of_calls(monkeypatch: pytest.MonkeyPatch, wi
         assert kinds == able - ({efficient} if with_flash else set()) - (set() if is_ordinary else {smooth})
 
 
-def test_another_package_is_measured_anew(machine: Machine, installed: dict[str, str]) -> None:
-    """Installed, removed or updated: its times may be others."""
+def test_a_change_of_packages_is_measured(machine: Machine, installed: dict[str, str]) -> None:
+    """A package that was installed, removed or updated may have other times."""
     installed["comfy-kitchen"] = "0.2.31"
     machine.ask()
     for versions in ({"comfy-kitchen": "0.2.40"}, {"comfy-kitchen": "0.2.40", "sageattention": "2.2.0"}, {}):
@@ -229,7 +229,7 @@ def test_another_package_is_measured_anew(machine: Machine, installed: dict[str,
     assert machine.measured == [0] * 4
 
 
-def test_errors_are_kept_beside_the_times(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_kept_with_the_times(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "errors_on", lambda index: {(EIGHT_HALF, 128): (0.04, None)})
     machine.ask()
     machine.restart()
@@ -241,7 +241,7 @@ def test_errors_are_kept_beside_the_times(machine: Machine, monkeypatch: pytest.
 def test_inputs_are_those_of_the_call() -> None:
     state = torch.get_rng_state()
     inputs = measure.Inputs(torch.device("cpu"), heads=1)
-    assert torch.equal(torch.get_rng_state(), state), "a sampler's noise would be another one"
+    assert torch.equal(torch.get_rng_state(), state), "a sampler's noise would change"
     for work in measure.works_for(1):
         q, k, v, mask = inputs.of(work)
         assert q.shape == (1, work.heads, work.q_length, work.head_dim)
@@ -256,7 +256,7 @@ def test_inputs_are_those_of_the_call() -> None:
             assert mask is None
 
 
-def test_the_works_are_of_each_kind() -> None:
+def test_works_cover_each_kind() -> None:
     works = measure.works_for(16)
     assert len(works) == len(set(works))
     assert {(work.head_dim, *work.kind) for work in works} == {

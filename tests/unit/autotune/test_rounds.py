@@ -16,7 +16,7 @@ from comfy_sage2.timing.rounds import _HEAD_STARTS, MOST_ROUNDS, GpuClock, time_
 
 @dataclass
 class FakeClock(GpuClock):
-    """Calls take what they return; time passes only in them."""
+    """Calls take the seconds that they return; time passes only in calls."""
 
     passed: float = 0.0
     visits: list[tuple[str, int]] = field(default_factory=list)
@@ -57,14 +57,14 @@ def test_no_more_rounds_than_the_time_allows() -> None:
     times = time_rounds(runs(one=0.02, other=0.04), clock, random.Random(0), deadline=0.43)
     assert len(times["one"]) == len(times["other"]) == 5
     assert clock.passed <= 0.43
-    late = FakeClock(passed=0.3)  # what came before counts
+    late = FakeClock(passed=0.3)  # earlier time counts
     times = time_rounds(runs(one=0.02, other=0.04), late, random.Random(0), deadline=0.61)
     assert len(times["one"]) == 3
     times = time_rounds(runs(one=5.0), FakeClock(), random.Random(0), deadline=0.3)
     assert len(times["one"]) == FEWEST_ROUNDS
 
 
-def test_short_rounds_are_made_however_late_it_is() -> None:
+def test_short_rounds_are_made_even_after_the_deadline() -> None:
     late = FakeClock(passed=5.0)
     times = time_rounds(runs(one=0.005, other=0.01), late, random.Random(0), deadline=0.4)
     assert len(times["one"]) == len(times["other"]) == 6  # of 15 ms each
@@ -72,7 +72,7 @@ def test_short_rounds_are_made_however_late_it_is() -> None:
     assert len(times["one"]) == MOST_ROUNDS
 
 
-def test_without_memory_nothing_is_timed() -> None:
+def test_lack_of_memory_is_raised() -> None:
     def large() -> object:
         raise torch.cuda.OutOfMemoryError("out of memory")
 
@@ -81,11 +81,11 @@ def test_without_memory_nothing_is_timed() -> None:
 
 
 class FakeGpu:
-    """A stream of one GPU: 1 clock a tick. Calls take the CPU `enqueueing` ticks and the GPU `running`."""
+    """A stream of one GPU. A call takes `enqueueing` ticks on the CPU and `running` on the GPU; a tick is a clock."""
 
     def __init__(self, enqueueing: int, running: int) -> None:
         self.enqueueing, self.running = enqueueing, running
-        self.cpu = self.gpu = 0  # the time on the CPU, and when the GPU will have done what is enqueued
+        self.cpu = self.gpu = 0  # the time on the CPU, and the time when the GPU finishes its queue
 
     def enqueue(self, ticks: int) -> None:
         self.gpu = max(self.gpu, self.cpu) + ticks
@@ -100,7 +100,7 @@ class FakeGpu:
 
 
 class FakeEvent:
-    """Of a FakeGpu; a millisecond is 1,000 ticks."""
+    """An event of a FakeGpu; a millisecond is 1,000 ticks."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         self.gpu = gpu
@@ -121,14 +121,14 @@ class FakeEvent:
 
 @pytest.mark.parametrize("calls", [1, 4])
 @pytest.mark.parametrize("enqueueing", [1_000, 170_000, 300_000, 1_400_000])
-def test_the_way_through_python_is_not_timed(monkeypatch: pytest.MonkeyPatch, enqueueing: int, calls: int) -> None:
+def test_the_overhead_of_python_is_not_timed(monkeypatch: pytest.MonkeyPatch, enqueueing: int, calls: int) -> None:
     gpu = FakeGpu(enqueueing, running=12_000)
     monkeypatch.setattr(torch.cuda, "Event", gpu.event)
     monkeypatch.setattr(torch.cuda, "_sleep", gpu.enqueue)
     assert GpuClock().visit(gpu.call, calls) == pytest.approx(12e-3)
 
 
-def test_a_call_that_python_keeps_for_long_is_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_with_a_long_overhead_is_tried_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu(10_000_000, running=12_000)
     monkeypatch.setattr(torch.cuda, "Event", gpu.event)
     monkeypatch.setattr(torch.cuda, "_sleep", gpu.enqueue)
@@ -139,7 +139,7 @@ def test_a_call_that_python_keeps_for_long_is_not_waited_for_forever(monkeypatch
 @pytest.mark.parametrize("error", [RuntimeError, ValueError])
 @pytest.mark.parametrize("visit", range(6))
 def test_a_call_that_fails_is_left_out(visit: int, error: type[Exception]) -> None:
-    """Another package's attention may fail in any of its visits; the others keep all of their rounds."""
+    """Another package's attention may fail in any of its visits; the other calls keep all of their rounds."""
     made = 0
 
     def failing() -> Any:

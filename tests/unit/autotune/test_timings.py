@@ -1,4 +1,4 @@
-"""Times of a GPU: what counts of several rounds, and the document in which they are kept."""
+"""Times of a GPU: how they follow from several rounds, and the document that keeps them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def with_round(slowness: float, turn: int = 3) -> Rounds:
     ],
     ids=range(9),
 )
-def test_times_of_a_loaded_card_are_not_used(loaded: Rounds) -> None:
+def test_times_of_a_loaded_gpu_are_not_used(loaded: Rounds) -> None:
     assert Times.of(loaded) is None
 
 
@@ -117,7 +117,7 @@ def test_a_document_is_read() -> None:
     ],
     ids=range(40),
 )  # fmt: skip
-def test_documents_with_anything_wrong_are_not_read(changes: dict[str, Any]) -> None:
+def test_invalid_documents_are_not_read(changes: dict[str, Any]) -> None:
     assert read({**DOCUMENT, **changes}) is None
 
 

@@ -1,4 +1,4 @@
-"""The bound of a head holds over all of its rows, though it is measured on some of them."""
+"""The bound of a head holds over all of its rows, although only some are measured."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def output(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tens
     ],
 )
 def test_the_error_over_all_rows_is_near_the_bound(kind: str, fresh_seed: int) -> None:
-    """At most 1.3 times the bound on average of the heads, and twice for the worst."""
+    """At most 1.3 times the bound on average over the heads, and twice the bound for the worst head."""
     inputs = made(kind, (4, 32, 32), heads=3, head_dim=32, device=CPU, seed=fresh_seed)
     q, k, v = (x.transpose(1, 2).float() for x in (inputs.q, inputs.k, inputs.v))
     scores, exact = block_scores(q, k, scale=SCALE), output(q[0], k[0], v[0])

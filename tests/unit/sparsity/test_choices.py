@@ -1,4 +1,4 @@
-"""The choices of one sampling: which calls they serve, for how long, what is thrown away, and the figures."""
+"""The block choices of one sampling: which calls they serve, for how long, when they are dropped, and figures."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ BLOCKS = 6
 CPU = torch.device("cpu")
 
 
-def attending(on: int, batch: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k and v of a head: each block of queries attends to one of keys, `on` blocks behind it."""
+def attending(shift: int, batch: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v of a head: each query block attends to one key block, `shift` blocks after it."""
     k = 8.0 * torch.eye(16)[:BLOCKS].repeat_interleave(128, 0).expand(batch, 1, -1, -1)
-    v = torch.randn(batch, 1, 128 * BLOCKS, 16, generator=torch.Generator().manual_seed(on))
-    return k.roll(-128 * on, 2), k, v
+    v = torch.randn(batch, 1, 128 * BLOCKS, 16, generator=torch.Generator().manual_seed(shift))
+    return k.roll(-128 * shift, 2), k, v
 
 
-def attended(on: int) -> torch.Tensor:
-    """The one active block of each block of queries of such a call."""
-    return torch.eye(BLOCKS, dtype=torch.bool).roll(on, 1)
+def attended(shift: int) -> torch.Tensor:
+    """The active blocks of such a call, one for each query block."""
+    return torch.eye(BLOCKS, dtype=torch.bool).roll(shift, 1)
 
 
 class Sampling:
-    """Calls of one sampling by `BlockChoices`."""
+    """The calls of one sampling, with its `BlockChoices`."""
 
     def __init__(self) -> None:
         self.choices = BlockChoices(LEVELS["strong"])
 
     def call(
-        self, step: int, on: int, evaluation: int = 0, layer: int = 0, least_skipped: float = 0.0, **key: Any
+        self, step: int, shift: int, evaluation: int = 0, layer: int = 0, least_skipped: float = 0.0, **key: Any
     ) -> torch.Tensor | None:
-        """The active blocks, bool (BLOCKS, BLOCKS), of a call whose queries attend to keys `on` blocks behind."""
-        q, k, v = attending(on)
+        """The active blocks, bool (BLOCKS, BLOCKS), of a call whose queries attend to keys `shift` blocks later."""
+        q, k, v = attending(shift)
         blocks = self.choices.blocks(
             ChoiceKey(layer, tuple(q.shape), k.shape[2], q.device)._replace(**key),
             Moment(step, evaluation),
@@ -49,17 +49,17 @@ class Sampling:
         )
         return None if blocks is None else blocks.mask.to_dense()[0, 0]
 
-    def serves(self, step: int, on: int = 1, **call: Any) -> bool:
-        """Whether the blocks of a call that attends `on` blocks behind are those of another choice."""
+    def serves(self, step: int, shift: int = 1, **call: Any) -> bool:
+        """Whether an earlier choice serves this call."""
         figures = self.choices.figures[call.get("layer", 0)]
         before = len(figures.errors)
-        active = self.call(step, on, **call)
-        assert active is not None and (active | ~attended(on)).all(), "it computes what it attends to"
+        active = self.call(step, shift, **call)
+        assert active is not None and (active | ~attended(shift)).all(), "it must compute all that it attends to"
         return len(figures.errors) == before
 
 
 def test_levels_are_bounds_of_relative_l2_or_shares() -> None:
-    """Workflows name them."""
+    """Workflows name the levels."""
     bounds = {"light": 0.02, "medium": 0.05, "strong": 0.1}
     shares = {"draft 20 %": 0.2, "draft 10 %": 0.1}
     expected = {name: Level(bound=bound, tail=True) for name, bound in bounds.items()}
@@ -69,7 +69,7 @@ def test_levels_are_bounds_of_relative_l2_or_shares() -> None:
 @pytest.mark.parametrize(
     ("step", "evaluation", "serves"),
     [(4, 0, False), (4, 1, True), (5, 0, True), (6, 0, False), (9, 0, False)],
-    ids=["another call of its moment", "a later evaluation", "the next step", "the step behind", "much later"],
+    ids=["another call of its moment", "a later evaluation", "the next step", "the step after that", "much later"],
 )
 def test_a_choice_serves_its_step_and_the_next_one(step: int, evaluation: int, serves: bool) -> None:
     sampling = Sampling()
@@ -78,13 +78,13 @@ def test_a_choice_serves_its_step_and_the_next_one(step: int, evaluation: int, s
 
 
 @pytest.mark.parametrize("moment", [{"step": 5}, {"step": 4, "evaluation": 1}], ids=str)
-def test_a_latent_that_jumps_without_a_sign_has_new_blocks_in_all_layers(moment: dict[str, int]) -> None:
-    """The first call that would be served notices, whichever it is. Drift is no jump."""
+def test_an_unannounced_jump_of_the_latent_causes_new_choices_in_all_layers(moment: dict[str, int]) -> None:
+    """The first call that a choice would serve detects it, in any layer. Drift is not a jump."""
     sampling = Sampling()
     for layer in range(4):
         assert not sampling.serves(4, layer=layer)
-    assert not any(sampling.serves(**moment, on=2, layer=layer) for layer in (2, 3, 0, 1))
-    assert all(sampling.serves(6, on=2, layer=layer, evaluation=2) == (moment["step"] == 5) for layer in range(4))
+    assert not any(sampling.serves(**moment, shift=2, layer=layer) for layer in (2, 3, 0, 1))
+    assert all(sampling.serves(6, shift=2, layer=layer, evaluation=2) == (moment["step"] == 5) for layer in range(4))
     jumped = sampling.choices.figures[2].outdated
     assert [of.step for of, _ in jumped][:1] == [moment["step"]] and jumped[0][1].item() > 0.1
 
@@ -93,16 +93,16 @@ def test_a_latent_that_jumps_without_a_sign_has_new_blocks_in_all_layers(moment:
     ("steps", "chosen", "replaced"),
     [
         ([0, 1, 2, 1, 2, 3, 2, 3, 4], [0, 2, 1, 3, 2, 4], 5),  # as heunpp2 looks ahead
-        ([0, 1, 0, 1], [0, 0], 0),  # two latents, one after the other
+        ([0, 1, 0, 1], [0, 0], 0),  # two latents in succession
         ([0, 1, 2, 1, 2, 1, 2], [0, 2, 1, 1], 2),
         ([0, 1, 2, 3, 1, 2], [0, 2, 1], 1),
     ],
     ids=str,
 )
-def test_a_sampler_that_goes_back_has_another_latent_unless_it_looked_ahead(
+def test_a_sampler_that_goes_back_has_a_new_latent_unless_it_looked_ahead(
     steps: list[int], chosen: list[int], replaced: int
 ) -> None:
-    """No choice replaces one of another latent."""
+    """A choice never replaces one of another latent."""
     sampling = Sampling()
     for evaluation, step in enumerate(steps):
         sampling.call(step, 1, evaluation=evaluation)
@@ -113,7 +113,7 @@ def test_a_sampler_that_goes_back_has_another_latent_unless_it_looked_ahead(
 def test_blocks_of_another_latent_serve_no_call() -> None:
     sampling = Sampling()
     sampling.call(5, 1)
-    sampling.call(2, 2, layer=1)  # back in time by three
+    sampling.call(2, 2, layer=1)  # three steps back
     assert not sampling.serves(6, 2)
 
 
@@ -126,19 +126,19 @@ def test_a_repeated_moment_is_forgotten_with_its_figures() -> None:
     assert [len(sampling.choices.figures[layer].computed) for layer in (0, 4)] == [2, 1]
 
 
-def test_a_mask_of_an_earlier_step_that_would_not_pay_is_not_made() -> None:
+def test_a_mask_of_an_earlier_step_that_would_not_pay_off_is_not_made() -> None:
     sampling = Sampling()
     skipped = 1.0 - torch.tensor(1 / BLOCKS).item()
-    assert sampling.call(0, 1, least_skipped=0.99) is not None, "whoever chooses does not wait for the share"
+    assert sampling.call(0, 1, least_skipped=0.99) is not None, "a call that chooses does not wait"
     assert sampling.call(1, 1, least_skipped=skipped + 1e-6) is None
     assert len(sampling.choices.figures[0].computed) == 1
     assert sampling.call(1, 1, least_skipped=skipped) is not None
 
 
-def test_figures_of_choices_and_of_those_that_they_replace() -> None:
+def test_figures_of_choices_and_of_replaced_choices() -> None:
     sampling = Sampling()
-    for step, on in ((0, 1), (1, 1), (2, 2)):
-        sampling.call(step, on)
+    for step, shift in ((0, 1), (1, 1), (2, 2)):
+        sampling.call(step, shift)
     figures = sampling.choices.figures[0]
     assert values(figures.computed) == [[pytest.approx(1 / BLOCKS)]] * 3
     assert len(figures.errors) == 2 and max(values(figures.errors))[0] < 0.1
@@ -161,7 +161,7 @@ def test_a_figure_of_several_entries_is_the_largest_of_each_head() -> None:
     assert values([(moment, of_entries > 0.35), (moment, of_entries[0])])[0] == [0.0, 1.0, 0.0]
 
 
-def test_old_choices_go_so_that_windows_that_move_take_no_memory() -> None:
+def test_old_choices_are_dropped_so_that_moving_windows_do_not_fill_memory() -> None:
     sampling = Sampling()
     for step in range(9):
         sampling.call(step, 1, entries=(str(step),))
@@ -171,7 +171,7 @@ def test_old_choices_go_so_that_windows_that_move_take_no_memory() -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, 7, 8, 9, 32, 133])
-def test_packed_blocks_come_back(blocks: int, fresh_seed: int) -> None:
+def test_packed_blocks_survive_a_round_trip(blocks: int, fresh_seed: int) -> None:
     active = torch.rand(2, 3, blocks, blocks, generator=torch.Generator().manual_seed(fresh_seed)) < 0.3
     by_tail = torch.tensor([[False, True, False], [False] * 3])
     for given in (None, by_tail, torch.zeros_like(by_tail)):

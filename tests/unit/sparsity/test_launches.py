@@ -1,4 +1,4 @@
-"""How many kernels a choice of blocks launches, at real sizes: on meta tensors, for whose values nobody can wait."""
+"""How many kernels a choice of blocks launches at real sizes: on meta tensors, whose values no code can read."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from comfy_sage2.sparsity.levels import LEVELS, Level
 from comfy_sage2.sparsity.thresholds import choose
 
 SCORES = 4  # kernels before a choice: two make the means of K, one those of Q, and one the scores
-LISTS = 1  # behind it, where they do not come with it
-_KERNELS = {"sort": 4, "_softmax": 2, "_log_softmax": 2}  # of those operations that have several
+LISTS = 1  # after the choice, unless it makes the lists itself
+_KERNELS = {"sort": 4, "_softmax": 2, "_log_softmax": 2}  # operations of several kernels
 _NONE = ("empty", "detach", "_unsafe_view", "new_empty")
 
 
@@ -57,7 +57,7 @@ def launches(
     monkeypatch.setattr(block_kernels, "module_for", lambda device: module if has_kernels else None)
     monkeypatch.setattr(row_kernels, "current_stream", lambda device: 0)
     monkeypatch.setattr(block_kernels, "reads_by_flash", lambda x: True)
-    monkeypatch.setattr(thresholds, "_in_float32", nullcontext)  # autocast does not know the device
+    monkeypatch.setattr(thresholds, "_in_float32", nullcontext)  # autocast does not know the meta device
     q, k, v = (
         torch.empty(1, tokens, count, 128, dtype=torch.bfloat16, device="meta").transpose(1, 2)
         for count in (heads, kv_heads or heads, kv_heads or heads)

@@ -1,6 +1,6 @@
-"""What the kernels of a choice are told: addresses alone, so that whatever lies there would be taken for theirs.
+"""The arguments of the kernels that choose blocks: mere addresses, so that a wrong one would go unnoticed.
 
-On the CPU, by a module whose kernels read and write what csrc/common/block_selection.h says.
+The tests use a module on the CPU whose kernels read and write what csrc/common/block_selection.h says.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MEANS = 5000  # bytes of the tail's means
 
 
 def at(address: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """The tensor that lies at an address."""
+    """The tensor at an address."""
     count = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
     return torch.frombuffer(memory, dtype=dtype, count=count).as_strided(shape, stride)
@@ -43,7 +43,7 @@ def dense(address: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Ten
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """As torch's flash attention, which has the output token-major in memory."""
+    """Like torch's flash attention, whose output is token-major in memory."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.float().repeat_interleave(group, 1) for x in (k, v))
     scores = q.float() @ k.mT * scale
@@ -52,7 +52,7 @@ def attend(
 
 
 class Kernels:
-    """Stands in for a module; checks what it is told about a call, and writes what it is to write."""
+    """A stand-in for a module that checks the arguments of a call and writes its results."""
 
     def __init__(self, inputs: Inputs, sample: int) -> None:
         self.inputs, self.batch, self.heads, self.length = inputs, *inputs.q.shape[:3]
@@ -61,7 +61,7 @@ class Kernels:
         self.blocks = blocks_of(self.length)
         self.pieces: dict[str, tuple[int, int]] = {}
         self.measured: list[int] = []
-        self.told: dict[str, dict[str, Any]] = {}
+        self.args: dict[str, dict[str, Any]] = {}
         of_heads = self.batch, self.heads
         self.shapes = {
             "tokens": ((*of_heads, self.count), torch.int32),
@@ -83,32 +83,32 @@ class Kernels:
         return module
 
     def piece(self, name: str, address: int) -> torch.Tensor:
-        """What lies there, always at the same place, and apart from everything else."""
+        """The tensor of this name; all kernels must get the same address for it."""
         shape, dtype = self.shapes[name]
         size = torch.Size(shape).numel() * dtype.itemsize
         assert self.pieces.setdefault(name, (address, size)) == (address, size)
         return dense(address, shape, dtype)
 
-    def row_sample(self, **told: Any) -> None:
+    def row_sample(self, **args: Any) -> None:
         q, tokens = self.inputs.q, self.rows.tokens
-        assert (told["batch"], told["heads"], told["head_dim"]) == (self.batch, self.heads, q.shape[3])
-        assert (told["element"], told["q_strides"], told["q"]) == (ELEMENTS[q.dtype], q.stride()[:3], q.data_ptr())
-        assert (told["unlike"], told["spread_rows"]) == (self.rows.unlike, self.count - self.rows.unlike)
-        assert told["stream"] == STREAM and told["device"] == -1
-        groups = -(-self.heads // told["heads_of_group"])
-        spread = dense(told["spread"], (groups, told["spread_rows"]), torch.int64)
-        wanted = spread.repeat_interleave(told["heads_of_group"], 0)[: self.heads].expand(self.batch, -1, -1)
-        assert torch.equal(wanted, tokens[..., : told["spread_rows"]])
+        assert (args["batch"], args["heads"], args["head_dim"]) == (self.batch, self.heads, q.shape[3])
+        assert (args["element"], args["q_strides"], args["q"]) == (ELEMENTS[q.dtype], q.stride()[:3], q.data_ptr())
+        assert (args["unlike"], args["spread_rows"]) == (self.rows.unlike, self.count - self.rows.unlike)
+        assert args["stream"] == STREAM and args["device"] == -1
+        groups = -(-self.heads // args["heads_of_group"])
+        spread = dense(args["spread"], (groups, args["spread_rows"]), torch.int64)
+        wanted = spread.repeat_interleave(args["heads_of_group"], 0)[: self.heads].expand(self.batch, -1, -1)
+        assert torch.equal(wanted, tokens[..., : args["spread_rows"]])
         if self.rows.unlike:
-            pools = dense(told["pools"], (told["unlike"], told["pools_of_part"]), torch.int64)
-            found = tokens[..., told["spread_rows"] :, None]
+            pools = dense(args["pools"], (args["unlike"], args["pools_of_part"]), torch.int64)
+            found = tokens[..., args["spread_rows"] :, None]
             assert ((pools <= found) & (found < pools + 16)).any(dim=3).all()
-        self.piece("tokens", told["tokens"]).copy_(tokens)
+        self.piece("tokens", args["tokens"]).copy_(tokens)
         shape = (*tokens.shape, q.shape[3])
-        dense(told["rows"], shape, q.dtype).copy_(q.gather(2, tokens[..., None].expand(shape)))
+        dense(args["rows"], shape, q.dtype).copy_(q.gather(2, tokens[..., None].expand(shape)))
 
-    def pooled_tail_plan(self, **told: Any) -> SimpleNamespace:
-        assert told["v_strides"] == self.inputs.v.stride()[:3]
+    def pooled_tail_plan(self, **args: Any) -> SimpleNamespace:
+        assert args["v_strides"] == self.inputs.v.stride()[:3]
 
         def run_means(k: int, v: int, workspace: int, stream: int) -> None:
             assert (k, v, stream) == (self.inputs.k.data_ptr(), self.inputs.v.data_ptr(), STREAM)
@@ -116,69 +116,69 @@ class Kernels:
 
         return SimpleNamespace(workspace_bytes=MEANS, means_offsets=(0, 512, 768), mean_rows=64, run_means=run_means)
 
-    def row_errors(self, **told: Any) -> None:
+    def row_errors(self, **args: Any) -> None:
         q, k, v, scale = self.inputs[:4]
-        heads, full = told["heads"], self.length // 128
-        assert told["q_strides"] == q.stride()[:3] and told["q"] == q.data_ptr() and told["stream"] == STREAM
-        assert (told["scale"], told["popular"]) == (scale, popular_mass(self.count, self.blocks))
-        assert (told["q_length"], told["kv_length"], told["rows"]) == (self.length, self.length, self.count)
-        assert (told["q_heads"], told["group"]) == (self.heads, self.heads // k.shape[1])
-        entry, first = divmod(told["first_head"], self.heads)
-        assert told["tokens"] == self.pieces["tokens"][0]
+        heads, full = args["heads"], self.length // 128
+        assert args["q_strides"] == q.stride()[:3] and args["q"] == q.data_ptr() and args["stream"] == STREAM
+        assert (args["scale"], args["popular"]) == (scale, popular_mass(self.count, self.blocks))
+        assert (args["q_length"], args["kv_length"], args["rows"]) == (self.length, self.length, self.count)
+        assert (args["q_heads"], args["group"]) == (self.heads, self.heads // k.shape[1])
+        entry, first = divmod(args["first_head"], self.heads)
+        assert args["tokens"] == self.pieces["tokens"][0]
         of_rows = self.rows.tokens[entry, first : first + heads, :, None].expand(-1, -1, q.shape[3])
         queries = q[entry, first : first + heads].gather(1, of_rows)
-        kv = slice(first // told["group"], (first + heads) // told["group"])
+        kv = slice(first // args["group"], (first + heads) // args["group"])
         of_k, of_v = k[entry, kv], v[entry, kv]
         shape = heads, self.count
         if full:
-            outs = at(told["outs"], (full, *shape, q.shape[3]), (*told["out_strides"], 1), q.dtype)
-            lses = dense(told["lses"], (full, *shape), torch.float32)
+            outs = at(args["outs"], (full, *shape, q.shape[3]), (*args["out_strides"], 1), q.dtype)
+            lses = dense(args["lses"], (full, *shape), torch.float32)
         for block in range(self.blocks):
             part = slice(128 * block, 128 * block + 128)
             out, lse, _ = attend(queries[None], of_k[None, :, part], of_v[None, :, part], scale=scale)
             if block < full:
                 found, of_found = outs[block], lses[block]
             else:
-                found = at(told["last_outs"], (*shape, q.shape[3]), (*told["last_strides"], 1), q.dtype)
-                of_found = dense(told["last_lses"], shape, torch.float32)
+                found = at(args["last_outs"], (*shape, q.shape[3]), (*args["last_strides"], 1), q.dtype)
+                of_found = dense(args["last_lses"], shape, torch.float32)
             torch.testing.assert_close(found, out[0])
             torch.testing.assert_close(of_found, lse[0])
         for name in ("totals", "norms", "forced"):
-            self.piece(name, told[name])
-        if told["center"]:
+            self.piece(name, args[name])
+        if args["center"]:
             start = self.pieces["means"][0]
-            assert [told[name] - start for name in ("center", "key_means", "value_means")] == [0, 512, 768]
-        assert told["mean_rows"] == (64 if told["center"] else 0)
-        self.check_always(told["always"])
-        self.measured += range(told["first_head"], told["first_head"] + heads)
-        self.told["row_errors"] = told
+            assert [args[name] - start for name in ("center", "key_means", "value_means")] == [0, 512, 768]
+        assert args["mean_rows"] == (64 if args["center"] else 0)
+        self.check_always(args["always"])
+        self.measured += range(args["first_head"], args["first_head"] + heads)
+        self.args["row_errors"] = args
 
     def check_always(self, address: int) -> None:
         wanted = blocks_with(self.inputs.always, self.length)
         assert torch.equal(dense(address, wanted.shape, torch.bool), wanted) if self.inputs.always else address == 0
 
-    def chosen_cuts(self, **told: Any) -> None:
+    def chosen_cuts(self, **args: Any) -> None:
         assert self.measured == list(range(self.batch * self.heads))
-        assert (told["heads"], told["rows"]) == (self.batch * self.heads, self.count)
-        assert (told["unlike"], told["stream"]) == (self.rows.unlike, STREAM)
-        self.piece("norms", told["norms"])
+        assert (args["heads"], args["rows"]) == (self.batch * self.heads, self.count)
+        assert (args["unlike"], args["stream"]) == (self.rows.unlike, STREAM)
+        self.piece("norms", args["norms"])
         for number, name in enumerate(("chosen", "errors", "by_tail", "compared_errors")):
-            if told[name]:
-                self.piece(name, told[name]).fill_(number)
-        self.told["chosen_cuts"] = told
+            if args[name]:
+                self.piece(name, args[name]).fill_(number)
+        self.args["chosen_cuts"] = args
 
-    def block_lists(self, **told: Any) -> None:
-        assert (self.piece("chosen", told["counts"]) == 0).all()
-        self.piece("forced", told["forced"])
-        self.piece("bits", told["bits"]).fill_(9)
-        self.piece("lists", told["lists"]).fill_(-7)
-        self.check_always(told["dense"])
-        assert (told["batch"], told["heads"]) == (self.batch, self.heads) and told["stream"] == STREAM
-        assert told["query_blocks"] == told["key_blocks"] == self.blocks
-        self.told["block_lists"] = told
+    def block_lists(self, **args: Any) -> None:
+        assert (self.piece("chosen", args["counts"]) == 0).all()
+        self.piece("forced", args["forced"])
+        self.piece("bits", args["bits"]).fill_(9)
+        self.piece("lists", args["lists"]).fill_(-7)
+        self.check_always(args["dense"])
+        assert (args["batch"], args["heads"]) == (self.batch, self.heads) and args["stream"] == STREAM
+        assert args["query_blocks"] == args["key_blocks"] == self.blocks
+        self.args["block_lists"] = args
 
     def check_pieces(self, allocated: list[torch.Tensor]) -> None:
-        """They are in memory that was allocated, and none reaches into another one."""
+        """They lie in allocated memory, and none overlaps another one."""
         pieces = sorted(self.pieces.values())
         assert all(start + size <= after for (start, size), (after, _) in pairwise(pieces))
         spans = [(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in allocated]
@@ -195,7 +195,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 CALLS = [
-    # entries, heads of q and of k, tokens, always, heads of k at once, of rows in memory
+    # batch, heads of q and of k, tokens, always, heads of k whose rows are in memory at once
     (1, 6, 6, 1024, (), 2),
     (1, 9, 9, 720, ((0, 5),), 4),
     (2, 6, 3, 1000, ((130, 140), (900, 1000)), 2),
@@ -206,7 +206,7 @@ CALLS = [
 @pytest.mark.parametrize("token_major", [False, True])
 @pytest.mark.parametrize("tail", [False, True])
 @pytest.mark.parametrize(("batch", "heads", "kv_heads", "length", "always", "at_once"), CALLS, ids=str)
-def test_kernels_read_and_write_what_is_theirs(
+def test_kernels_read_and_write_their_own_tensors(
     batch: int,
     heads: int,
     kv_heads: int,
@@ -240,12 +240,12 @@ def test_kernels_read_and_write_what_is_theirs(
         return allocated[-1]
 
     monkeypatch.setattr(torch, "empty", recorded)
-    torch.set_default_dtype(torch.float16)  # as a pack may leave it
+    torch.set_default_dtype(torch.float16)  # another pack may have set it
     choice = Choice(*row_kernels.choose(kernels.module(), inputs, scores, level, COUNTS, 3, compared))
     blocks, errors, compared_errors, lists = choice
     assert compared_errors is not None and lists is not None and lists.dtype == torch.int16 and lists.eq(-7).all()
     kernels.check_pieces([*allocated, compared_errors])
-    rows, cuts, listed = (kernels.told[name] for name in ("row_errors", "chosen_cuts", "block_lists"))
+    rows, cuts, listed = (kernels.args[name] for name in ("row_errors", "chosen_cuts", "block_lists"))
     assert rows["counts"] == cuts["counts"] == COUNTS and rows["compared"] == compared.bits.data_ptr()
     assert rows["scores"] == listed["scores"] == scores.data_ptr()
     assert (cuts["bound"], cuts["has_tail"], cuts["tail_cost"]) == (0.1, tail, kernels.blocks * tail_cost(length))
@@ -259,6 +259,6 @@ def test_kernels_read_and_write_what_is_theirs(
     kernels = Kernels(inputs, sample=8)
     error = row_kernels.blocks_error(kernels.module(), inputs, compared, sample=8)
     kernels.check_pieces(allocated)
-    cuts = kernels.told["chosen_cuts"]
-    assert kernels.told["row_errors"]["counts"] == cuts["counts"] == () and not kernels.told["row_errors"]["scores"]
+    cuts = kernels.args["chosen_cuts"]
+    assert kernels.args["row_errors"]["counts"] == cuts["counts"] == () and not kernels.args["row_errors"]["scores"]
     assert cuts["compared_errors"] == error.data_ptr() and not cuts["chosen"] and error.eq(3).all()

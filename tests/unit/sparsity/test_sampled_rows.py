@@ -1,4 +1,4 @@
-"""The rows on which errors are measured: random, from all of a picture, and those that differ most from others."""
+"""The rows on which errors are measured: random ones from all of a picture, and those most unlike their neighbors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from comfy_sage2.sparsity.sampled_rows import LEAST_ROWS, MOST_ROWS, sampled_rows
 
-# Frames, lines and columns of tokens, of models' usual sizes and of those whose width divides the parts of a sequence.
+# Frames, lines and columns of tokens: models' usual sizes, and sizes whose width divides the parts of a sequence.
 SIZES = [
     (1, 64, 64), (1, 96, 96), (1, 128, 128), (8, 32, 32), (16, 32, 32), (9, 30, 52), (21, 30, 52), (21, 45, 80),
     (31, 44, 80), (33, 45, 80), (33, 48, 80), (13, 60, 90), (16, 22, 40), (31, 16, 24), (25, 24, 42), (31, 24, 42),
@@ -20,7 +20,7 @@ def zeros(tokens: int, heads: int = 9) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_rows_are_of_many_columns_and_lines_of_the_picture(size: tuple[int, int, int], fresh_seed: int) -> None:
+def test_rows_cover_many_columns_and_lines_of_the_picture(size: tuple[int, int, int], fresh_seed: int) -> None:
     frames, height, width = size
     tokens = frames * height * width
     rows = sampled_rows(zeros(tokens), fresh_seed)
@@ -29,12 +29,12 @@ def test_rows_are_of_many_columns_and_lines_of_the_picture(size: tuple[int, int,
         ends = torch.arange(1, spread + 1) * tokens // spread
         assert torch.equal(torch.bucketize(of_head, ends, right=True), torch.arange(spread)), "one of each part"
         for places, count in ((of_head % width, width), (of_head // width % height, height)):
-            expected = count * (1 - (1 - 1 / count) ** spread)  # of as many at random
+            expected = count * (1 - (1 - 1 / count) ** spread)  # distinct places of as many random rows
             assert len(places.unique()) > 0.6 * expected
 
 
 @pytest.mark.parametrize("tokens", [1, 63, 256, 257, 700, 8192, 30_000, 100_000])
-def test_other_groups_of_8_heads_and_other_samples_have_other_rows(tokens: int) -> None:
+def test_rows_differ_by_group_of_8_heads_and_by_sample(tokens: int) -> None:
     seen = set()
     for sample in range(4):
         rows, unlike = sampled_rows(zeros(tokens), sample)
@@ -55,14 +55,14 @@ def test_rows_that_differ_from_their_neighbors_are_found(fresh_seed: int) -> Non
     for of_head, tokens in zip(q[0], rare, strict=True):
         of_head[tokens] = torch.randn(12, 16, generator=generator)
     rows = sampled_rows(q, fresh_seed)
-    parts = torch.zeros(3, 64, dtype=torch.bool)  # of the sequence, in which there are rare ones
+    parts = torch.zeros(3, 64, dtype=torch.bool)  # of the sequence that hold rare ones
     for of_head, sampled, tokens in zip(parts, rows.tokens[0, :, -rows.unlike :], rare, strict=True):
         of_head[tokens // 128] = True
         assert torch.isin(sampled, tokens).sum() == of_head.sum()
 
 
-def test_rows_within_the_rounding_of_q_are_told_apart(fresh_seed: int) -> None:
-    """As kernels do it: both measure the same rows."""
+def test_rows_are_compared_in_float32_and_q_is_unchanged(fresh_seed: int) -> None:
+    """Kernels do the same, so that both measure the same rows."""
     q = torch.randn(1, 16, 8192, 8).bfloat16()
     before = q.clone()
     assert torch.equal(sampled_rows(q, fresh_seed).tokens, sampled_rows(q.float(), fresh_seed).tokens)

@@ -1,4 +1,4 @@
-"""Selection of key blocks from scores, in torch: against loops over tokens in float64."""
+"""The torch code that selects key blocks from scores, against float64 loops over tokens."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def block_scores(q: torch.Tensor, k: torch.Tensor, scale: float, *, block_means:
 
 
 def shares_by_tokens(q: torch.Tensor, k: torch.Tensor, scale: float, keys: int) -> torch.Tensor:
-    """The mean of 16 queries, or of so many keys, takes the place of each, in float64: then plain attention
-    probabilities, (Tq, Tk).
+    """The mean of 16 queries, and of `keys` keys, replaces each of them in float64; then the blocks' shares of plain
+    attention probabilities, (Tq, Tk).
     """
 
     def as_means(x: torch.Tensor, tokens: int) -> torch.Tensor:
@@ -67,7 +67,7 @@ def test_scores_in_parts_of_queries_are_those_of_the_whole(monkeypatch: pytest.M
     torch.testing.assert_close(block_scores(q, k, scale=0.5), whole, rtol=0, atol=1e-4)
 
 
-def test_nan_of_a_query_reaches_its_block_alone() -> None:
+def test_nan_of_a_query_reaches_only_its_block() -> None:
     q, k = torch.randn(1, 1, 400, 64), torch.randn(1, 1, 300, 64)
     q[0, 0, 130, 5] = math.nan
     scores = block_scores(q, k, scale=0.1)
@@ -82,13 +82,13 @@ def test_scores_of_huge_inputs_are_finite() -> None:
 
 
 def listed(scores: torch.Tensor, **given: Any) -> torch.Tensor:
-    """The active blocks of the lists, which are valid."""
+    """The active blocks of the lists, which are checked."""
     mask = BlockMask(block_kernels.block_lists(None, scores, **given))
     mask.check()
     return mask.to_dense()
 
 
-def test_a_share_is_that_many_of_the_highest_scores() -> None:
+def test_a_share_takes_the_highest_scores() -> None:
     scores = torch.randn(2, 3, 5, 41)
     for share, count in ((1.0, 41), (0.1, 4), (0.5, 21), (0.001, 1)):
         active = listed(scores, count=blocks_of_share(share, 41))
@@ -97,7 +97,7 @@ def test_a_share_is_that_many_of_the_highest_scores() -> None:
         assert (least > most).all()
 
 
-def test_equal_scores_go_to_the_lower_blocks_and_nan_is_the_highest() -> None:
+def test_lower_blocks_win_ties_and_nan_is_the_highest_score() -> None:
     scores = torch.zeros(1, 1, 2, 10)
     scores[0, 0, 0, 7], scores[0, 0, 0, 2], scores[0, 0, 1, 9] = math.nan, -0.0, 1.0
     active = listed(scores, count=3)
@@ -114,7 +114,7 @@ def test_a_threshold_of_each_head() -> None:
 
 
 @pytest.mark.parametrize("choice", ["count", "threshold"])
-def test_always_and_dense(choice: str) -> None:
+def test_always_and_dense_blocks_are_listed(choice: str) -> None:
     scores = torch.randn(3, 2, 6, 20)
     given: dict[str, Any] = {"count": 4} if choice == "count" else {"threshold": torch.full((3, 2), 0.8)}
     plain = listed(scores, **given)
@@ -124,7 +124,7 @@ def test_always_and_dense(choice: str) -> None:
 
 
 def test_a_range_without_tokens_has_no_block() -> None:
-    """As of a condition that a model is not given."""
+    """For example the range of a condition that a model does not get."""
     assert (
         not blocks_with(((5, 5), (300, 300)), 400).any()
         and blocks_with(((5, 6),), 400).tolist() == [True] + [False] * 3

@@ -1,4 +1,4 @@
-"""The tail of pooled keys and values in torch: against attention over tokens that were replaced, in float64."""
+"""The torch tail of pooled keys and values, against float64 attention in which means replace tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def of_lists(
 def with_replaced_tokens(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The definition, query by query: each token of a block that is left out is its block's mean."""
+    """The definition, query by query: its block's mean replaces each token of a skipped block."""
     center = center_of(k)
     means = [torch.cat([part.mean(0, keepdim=True).expand_as(part) for part in x.split(128)]) for x in (k - center, v)]
     pools = torch.cat([part.mean(0, keepdim=True).expand_as(part) for part in q.split(16)])

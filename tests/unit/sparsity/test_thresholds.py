@@ -1,4 +1,4 @@
-"""The threshold of each head against attention in float64 that is masked block by block."""
+"""The threshold of each head, against float64 attention that is masked block by block."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARPNESS = (60.0, 25.0, 0.01, 0.0)  # of each head of q
 
 
 def sharp_and_flat(seed: int, tokens: int = 700) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q (2, 4, tokens, 32) and k, v (2, 2, tokens, 32) of scores -sharpness * distance^2, up to distance 1."""
+    """q (2, 4, tokens, 32) and k, v (2, 2, tokens, 32) with scores -sharpness * distance^2, up to distance 1."""
     generator = torch.Generator().manual_seed(seed)
     place = torch.arange(tokens) / tokens
     q, k = torch.zeros(2, 4, tokens, 32), torch.zeros(2, 2, tokens, 32)
@@ -46,13 +46,13 @@ def largest_p(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 def masked(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention in float64 in which the blocks that are not active have no part, and its LSE."""
+    """Float64 attention over the active blocks only, and its LSE."""
     tokens = active.repeat_interleave(128, 2)[:, :, : q.shape[2]].repeat_interleave(128, 3)[..., : k.shape[2]]
     return oracle(q, k, v, attn_mask=tokens)
 
 
 def relative(out: torch.Tensor, exact: torch.Tensor, rows: SampledRows) -> torch.Tensor:
-    """What is measured of each head on its rows: unlike ones count a quarter, and only where they raise it."""
+    """The error that is measured on each head's rows: unlike ones count a quarter, and only if they raise it."""
     squares = []
     for x in (out - exact, exact):
         of_rows = x.gather(2, rows.tokens[..., None].expand(-1, -1, -1, x.shape[3])).square().sum(dim=3)
@@ -67,7 +67,7 @@ def test_errors_are_those_of_masked_attention_with_and_without_a_tail(fresh_seed
     q, k, v = sharp_and_flat(fresh_seed, tokens)
     ranks, rows = rank_(largest_p(q, k)), sampled_rows(q, 3)
     compared = torch.rand(ranks.shape, generator=torch.Generator().manual_seed(fresh_seed)) < 0.7
-    compared |= torch.eye(ranks.shape[2], dtype=torch.bool)  # no row is left without a block
+    compared |= torch.eye(ranks.shape[2], dtype=torch.bool)  # every row keeps a block
     at = cuts((1.0, 0.6, 0.3, 0.15), ranks.shape[3])
     outputs = row_outputs(Inputs(q, k, v, SCALE), rows)
     measured = errors(outputs, ranks, at, compared, with_tail=True)
@@ -78,11 +78,11 @@ def test_errors_are_those_of_masked_attention_with_and_without_a_tail(fresh_seed
         out, lse = masked(q, k, v, active)
         torch.testing.assert_close(measured[0, ..., place].double(), relative(out, exact, rows), rtol=1e-3, atol=1e-5)
         add_pooled_tail_(q.double(), k.double(), v.double(), out, lse, active, scale=SCALE)
-        # The last queries of all may be fewer than 16, and are measured as if they were 16.
+        # The last pool may have fewer than 16 queries; it is measured as if it had 16.
         torch.testing.assert_close(measured[1, ..., place].double(), relative(out, exact, rows), rtol=2e-2, atol=1e-5)
 
 
-def test_rows_of_which_nothing_is_left_are_lost_and_not_unknown() -> None:
+def test_rows_without_any_block_count_as_lost_and_not_as_nan() -> None:
     generator = torch.Generator().manual_seed(1)
     q, v = torch.randn(2, 1, 1, 256, 16, generator=generator).unbind()
     k = torch.cat([q[:, :, :128] * 50.0, torch.zeros(1, 1, 128, 16)], dim=2)
@@ -91,12 +91,12 @@ def test_rows_of_which_nothing_is_left_are_lost_and_not_unknown() -> None:
         outputs = row_outputs(Inputs(q, k, v, 10.0), SampledRows(rows.expand(1, 1, -1), 0))
         return errors(outputs, torch.tensor(ranks).expand(1, 1, 2, 2), torch.tensor([-10.0, math.inf])).item()
 
-    # Without the only block that counts in the first one's rows.
+    # Without the only block that matters to the rows of the first one.
     assert 0.9 < measured([-200.0, 0.0], torch.arange(0, 128, 9)) < 2.5
     assert measured([-200.0, -200.0], torch.arange(0, 256, 9)) == pytest.approx(1.0)
 
 
-def test_the_loosest_within_the_bound_with_all_stricter_ones() -> None:
+def test_the_loosest_cut_whose_stricter_cuts_are_all_within_the_bound() -> None:
     errors = torch.tensor([[[0.0, 0.001, 0.02, 0.003], [0.5, 0.5, 0.0, 0.0], [0.0, math.nan, 0.0, 0.0]]])
     assert loosest(errors, 0.01).tolist() == [[1, 0, 0]]
     assert loosest(errors, 0.03)[0, 0] == 3
@@ -104,12 +104,12 @@ def test_the_loosest_within_the_bound_with_all_stricter_ones() -> None:
 
 @pytest.mark.parametrize("score_bytes", [1, 64 << 20], ids=["head by head", "all heads"])
 @pytest.mark.parametrize("blocks", [1, 5, 64, 130])
-def test_a_threshold_of_ranks_leaves_out_as_many_blocks_of_all_queries(
+def test_a_threshold_of_ranks_skips_equally_many_blocks_for_all_query_blocks(
     fresh_seed: int, blocks: int, score_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(thresholds, "_RANKED_BYTES", score_bytes)
     scores = torch.randn(2, 3, 4, blocks, generator=torch.Generator().manual_seed(fresh_seed))
-    scores[1, 2, 3] = -126.0  # of equal ones some are left out
+    scores[1, 2, 3] = -126.0  # some of these equal ones are skipped
     before = scores.clone()
     assert rank_(scores) is scores
     counts = []
@@ -122,12 +122,12 @@ def test_a_threshold_of_ranks_leaves_out_as_many_blocks_of_all_queries(
     assert counts == [max(1, math.floor(share * blocks + 0.5)) for share in COMPUTED_SHARES]
 
 
-def test_no_rank_leaves_nan_out() -> None:
+def test_blocks_with_nan_are_never_skipped() -> None:
     scores = torch.tensor([[[[3.0, math.nan, 1.0, 2.0], [math.nan] * 4]]])
     assert rank_(scores)[0, 0].tolist() == [[3.0, math.inf, 1.0, 2.0], [math.inf] * 4]
 
 
-def test_queries_of_dense_blocks_have_no_part_in_what_is_measured(fresh_seed: int) -> None:
+def test_queries_of_dense_blocks_do_not_count_in_the_errors(fresh_seed: int) -> None:
     q, k, v = sharp_and_flat(fresh_seed)
     blocks = Blocks.of(largest_p(q, k) > -3.0)
     measured = []
@@ -139,12 +139,12 @@ def test_queries_of_dense_blocks_have_no_part_in_what_is_measured(fresh_seed: in
     assert all(map(torch.equal, *measured)) and measured[0][1].max() > 0.0
 
 
-def test_autocast_and_defaults_of_torch_change_no_choice(fresh_seed: int) -> None:
+def test_autocast_and_torchs_defaults_do_not_affect_a_choice(fresh_seed: int) -> None:
     q, k, v = sharp_and_flat(fresh_seed)
     inputs, scores, level = Inputs(q, k, v, SCALE, always=((0, 9),)), largest_p(q, k), Level(bound=0.1)
     choices = []
     for context in (torch.device("meta"), torch.autocast("cpu", torch.bfloat16), nullcontext()):
-        torch.set_default_dtype(torch.float16)  # as a pack may leave it, and a device
+        torch.set_default_dtype(torch.float16)  # another pack may have set this or a device
         try:
             with context:
                 choices.append(choose(inputs, scores.clone(), level, sample=11))

@@ -1,10 +1,10 @@
-// A libcuda.so.1 or nvcuda.dll that does nothing but write down how it was called, one line a call, to the file
-// FAKE_CUDA_LOG. FAKE_CUDA_VERSION is its CUDA version; the call FAKE_CUDA_FAILING fails with error 200. OLD_DRIVER
-// leaves out what drivers before 525 do not have, NO_REPLACING the function that gives a tensor map another address.
+// A libcuda.so.1 or nvcuda.dll that only logs its calls, one per line, to the file FAKE_CUDA_LOG. FAKE_CUDA_VERSION is
+// its CUDA version; the call FAKE_CUDA_FAILING fails with error 200. OLD_DRIVER leaves out what drivers before 525 do
+// not have, NO_REPLACING the function that gives a tensor map another address.
 //
-// Of a real image it keeps the hash, and of a launch every byte of the parameters: the image itself says how many there
-// are. Logs of two platforms are thus equal when the GPU would get the same. A kernel that an image lacks is not found.
-// Of launches of images that are none it keeps FAKE_CUDA_PARAMETER_BYTES, or 8.
+// It logs the hash of a real image, and every byte of a launch's parameters: the image says how many there are. Thus
+// the logs of two platforms are equal if the GPU would get the same. A kernel that an image lacks is not found. If an
+// image is plain text, it logs FAKE_CUDA_PARAMETER_BYTES of a launch, or 8.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -88,8 +88,8 @@ Value read(const char* address) {
   return value;
 }
 
-// The bytes of a kernel's one parameter, as its section .nv.info.<kernel> gives them. Its offset is one in the constant
-// bank and has nothing to do with the bytes in the launching program.
+// The size in bytes of a kernel's only parameter, from its section .nv.info.<kernel>. The offset there is one in the
+// constant bank and unrelated to the bytes in the launching program.
 int parameter_bytes(const char* info, const char* end) {
   constexpr unsigned char kHasSize = 4, kParameterInfo = 0x17;
   int bytes = 0;
@@ -107,8 +107,8 @@ int parameter_bytes(const char* info, const char* end) {
   return bytes;
 }
 
-// Of a kernel of an image that is a text: FAKE_CUDA_PARAMETER_BYTES has a number for all, or one a line for those whose
-// names begin as the line does.
+// The parameter bytes of a kernel whose image is plain text: FAKE_CUDA_PARAMETER_BYTES has one number for all kernels,
+// or lines of a prefix of kernel names and a number.
 int told_parameter_bytes(const std::string& kernel) {
   const char* told = std::getenv("FAKE_CUDA_PARAMETER_BYTES");
   if (!told) return sizeof(int64_t);
@@ -184,7 +184,7 @@ EXPORT int CALL cuThreadExchangeStreamCaptureMode(int* mode) {
   return 0;
 }
 EXPORT int CALL cuModuleLoadData(void** found, const void* image) {
-  Module* module = new Module;  // as the driver's, it lives as long as the process
+  Module* module = new Module;  // like the driver's, it lives as long as the process
   *found = module;
   const char* text = static_cast<const char*>(image);
   module->is_elf = std::memcmp(text, "\177ELF", 4) == 0;
@@ -238,8 +238,8 @@ EXPORT int CALL cuTensorMapEncodeTiled(unsigned char* map, int element, uint32_t
   if (reinterpret_cast<uintptr_t>(map) % kMapAlignment) return kInvalidValue;
   for (uint32_t axis = 0; axis + 1 < rank; ++axis)
     if (byte_strides[axis] % kStrideMultiple) return kInvalidValue;
-  // A map that says what it was made of: it is a parameter of the kernels, so that a wrong one shows in a launch too.
-  // The address stands first, so that it can be replaced.
+  // The map holds a hash of its arguments: it is a parameter of the kernels, so a wrong one shows in a launch, too.
+  // The address comes first, so that it can be replaced.
   const int settings[] = {element, static_cast<int>(rank), interleave, swizzle, promotion, fill};
   uint64_t value = hash(settings, sizeof settings);
   value = hash(sizes, rank * sizeof *sizes, value);

@@ -1,5 +1,4 @@
-// As much of CUDA as the index arithmetic of the kernels needs, on the host: a
-// warp is 32 threads of the process.
+// The part of CUDA that the index arithmetic of the kernels needs, on the host: a warp is 32 threads of the process.
 #pragma once
 
 #include <algorithm>

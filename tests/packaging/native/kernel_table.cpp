@@ -1,4 +1,4 @@
-// Writes the table of a family's attention kernels, a line each: image/kernel. TABLE is its header, FAMILY its
+// Prints the table of a family's attention kernels, one per line: image/kernel. TABLE is its header, FAMILY its
 // namespace.
 #include TABLE
 

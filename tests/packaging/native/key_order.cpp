@@ -1,5 +1,5 @@
-// The orders in which the kernels go through the keys, from their own sources, for ctypes. The compiler includes
-// host_cuda.h ahead of everything.
+// The orders in which the kernels take the keys, from their own sources, for ctypes. The compiler includes host_cuda.h
+// first.
 #include "sm90/key_order.cuh"
 
 #include <thread>
@@ -10,7 +10,7 @@
 
 namespace {
 
-// As much of KernelTraits as the order of keys depends on.
+// The part of KernelTraits that the order of keys depends on.
 template <int kBlockM_, int kBlockN_, bool kCausal_>
 struct Traits {
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
@@ -44,8 +44,7 @@ int order_of(bool causal, int q_length, int kv_length, int work_tile, int* out) 
 
 unsigned bitmaps[common::kListsPerBlock * (common::kMaxListTiles + 1) / 32];
 
-// Key tiles of `block_n` keys for a work tile of `block_m` queries; their
-// number.
+// Writes the key tiles of `block_n` keys for a work tile of `block_m` queries; returns their number.
 extern "C" int sm90_order(int block_m, int block_n, bool causal, int q_length, int kv_length, int work_tile, int* out) {
   if (block_m == 128 && block_n == 192) return order_of<128, 192>(causal, q_length, kv_length, work_tile, out);
   if (block_m == 128 && block_n == 128) return order_of<128, 128>(causal, q_length, kv_length, work_tile, out);
@@ -54,8 +53,7 @@ extern "C" int sm90_order(int block_m, int block_n, bool causal, int q_length, i
   return -1;
 }
 
-// Key blocks for a block of queries, with a linked list where there is one;
-// their number.
+// Writes the key blocks for a block of queries, by a linked list if there is one; returns their number.
 extern "C" int sm80_order(bool has_diagonal, int key_blocks, int query_block, const unsigned short* entries, int first,
                           int* out) {
   sm80::Item item{};
@@ -71,7 +69,7 @@ extern "C" int sm80_order(bool has_diagonal, int key_blocks, int query_block, co
   return steps;
 }
 
-// A warp after the other prepares the lists of one head.
+// One warp after another prepares the lists of one head.
 extern "C" void prepare(const short* lists, int query_blocks, int key_tiles, bool causal, bool has_diagonal,
                         bool linked, unsigned short* entries, int* counts, int* invalid) {
   common::PrepareListsParams params{};

@@ -1,15 +1,15 @@
-/* The least that the loader asks of a host module, or of an installed one. ARCHITECTURE, VERSION, ABI. */
+/* The minimum that the loader requires of a host module or an installed one. Define ARCHITECTURE, VERSION, ABI. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-/* Keeps what it was given last. */
+/* Keeps its last arguments. */
 static PyObject* add_cubin(PyObject* self, PyObject* arguments) {
   if (PyObject_SetAttrString(self, "added", arguments)) return NULL;
   Py_RETURN_NONE;
 }
 static PyObject* driver_version(PyObject* self, PyObject* arguments) { return PyLong_FromLong(12080); }
 
-/* The kernels of some images: all that this module has, and what the images say. */
+/* The kernels of some images: a namespace of this module's contents and the images' build info. */
 static PyObject* kernels(PyObject* self, PyObject* arguments, PyObject* build) {
   PyObject* types = PyImport_ImportModule("types");
   PyObject* type = types ? PyObject_GetAttrString(types, "SimpleNamespace") : NULL;

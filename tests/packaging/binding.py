@@ -1,4 +1,4 @@
-"""The compiled binding and driver wrapper in interpreters of their own, with what a driver writes down."""
+"""Runs the compiled binding and driver wrapper in separate interpreters, with a fake driver that logs its calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODE_CODES = {mode: option_fields(AttentionOptions(mode))["mode"] for mode in MO
 NATIVE = Path(__file__).resolve().parent / "native"
 CSRC = ROOT / "csrc"
 
-# In the interpreter under test: the module, the kernels of a build, a small call, and what runs one.
+# Code for the interpreter under test: the module, the kernels of a build, a small call, and functions that run one.
 PRELUDE = """
 import json, sys
 sys.path.insert(0, {package!r})
@@ -48,7 +48,7 @@ def attempt(function, *arguments, **keywords):
 """
 
 MODULE = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
-# An architecture of the tests' own, and what native/launch.cpp can do.
+# A made-up architecture that can do what native/launch.cpp can.
 SM99 = replace(
     kernel_table.read("sm90"), name="sm99", modes=("8b", "4b"), pv_accumulators=("fp32",), capabilities=((9, 9),)
 )
@@ -61,23 +61,23 @@ def compile_native(output: Path, *arguments: str) -> Path:
 
 
 def definitions() -> list[str]:
-    """What a build of the host module is told."""
+    """The definitions that a build of the host module gets."""
     return [f"-D{name}={value}" for name, value in kernel_table.host_defines("a host compiler").items()]
 
 
 def build_of(architecture: kernel_table.Architecture, **changes: object) -> str:
-    """What images of an architecture say of themselves, as JSON."""
+    """The build info of an architecture's images, as JSON."""
     info = kernel_table.build_info(architecture, target="sm_99a", toolchain="a test", driver="525")
     return json.dumps(info | changes)
 
 
-# As native/launch.cpp has it.
+# As in native/launch.cpp.
 SM99_BUILD = build_of(SM99, family="sm99", launch_interface="of the tests")
 
 
 @dataclass
 class Binding:
-    """The compiled module, what its images say and, when `driver` is set, the folder of a fake driver."""
+    """The compiled module, the build info of its images and, if `driver` is set, the folder of a fake driver."""
 
     package: Path
     log: Path
@@ -97,6 +97,6 @@ class Binding:
         return process.stdout.strip()
 
     def calls(self, name: str) -> list[str]:
-        """What the driver wrote down about one of its functions."""
+        """The driver's log entries about one of its functions."""
         entries = (line.partition(" ") for line in self.log.read_text().splitlines())
         return [details for called, _, details in entries if called == name]

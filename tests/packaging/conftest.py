@@ -42,7 +42,7 @@ def plugin(tmp_path: Path) -> Plugin:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the whole library with its bytecode: each test's copy would be compiled anew by the first process."""
+    """A copy of the whole library with its bytecode, so that no test's process has to compile its copy."""
     folder = tmp_path_factory.mktemp("library") / "comfy_sage2"
     shutil.copytree(ROOT / "comfy_sage2", folder, ignore=shutil.ignore_patterns("_unpacked", "__pycache__"))
     assert compileall.compile_dir(folder, quiet=1)
@@ -59,7 +59,7 @@ def pack(plugin: Plugin, library: Path) -> Plugin:
 
 @pytest.fixture(scope="session")
 def mount_namespace() -> tuple[str, ...]:
-    """A command prefix that runs a shell which may mount file systems that nobody else sees, or a skip."""
+    """A command prefix that runs a shell which may mount private file systems, or a skip."""
     for prefix in (("unshare", "--mount"), ("unshare", "--user", "--map-root-user", "--mount")):
         if shutil.which("unshare") and subprocess.run([*prefix, "true"], capture_output=True).returncode == 0:
             return (*prefix, "sh", "-c")
@@ -68,16 +68,16 @@ def mount_namespace() -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def compiler() -> None:
-    """A skip where there is none for the sources of csrc/."""
+    """A skip if there is none for the sources of csrc/."""
     if shutil.which("g++") is None or sys.platform != "linux":
         pytest.skip("needs g++ on Linux to compile csrc/")
 
 
 @contextmanager
 def compiled_once(name: str) -> Iterator[tuple[Path, bool]]:
-    """The folder of a build of these sources by this Python, and whether the block has to make it.
+    """The folder of a build of these sources by this Python, and whether the caller has to make it.
 
-    All processes and later runs have the same one: compiling takes a minute.
+    All processes and later runs share it, because compiling takes a minute.
     """
     sources = sorted((*CSRC.rglob("*.cpp"), *CSRC.rglob("*.h"), *NATIVE.iterdir()))
     state = hashlib.sha256(repr((sys.version, definitions(), [path.read_bytes() for path in sources])).encode())
@@ -99,7 +99,7 @@ def compiled_once(name: str) -> Iterator[tuple[Path, bool]]:
 
 @pytest.fixture(scope="session")
 def built(compiler: None) -> Path:
-    """A folder with the objects that every module has, the module "package" of native/launch.cpp, and the drivers."""
+    """A folder with the objects common to all modules, the module "package" of native/launch.cpp, and fake drivers."""
     pybind11 = pytest.importorskip("pybind11")
     with compiled_once("binding") as (folder, is_new):
         if not is_new:
@@ -137,7 +137,7 @@ def architecture(request: pytest.FixtureRequest) -> kernel_table.Architecture:
 
 @pytest.fixture
 def kernels_of(host: Path, built: Path, tmp_path: Path) -> Callable[[kernel_table.Architecture], Binding]:
-    """Makes the kernels of an architecture with the real launch code, and a driver that launches nothing."""
+    """Makes the Binding of an architecture with the real launch code and a driver that launches nothing."""
 
     def make(architecture: kernel_table.Architecture) -> Binding:
         cubins = tuple(cubin.name for cubin in architecture.cubins)

@@ -1,4 +1,4 @@
-"""A copy of the pack's loader with wheels of the test's making, so that nothing of the real pack is touched."""
+"""A copy of the pack's loader with wheels that the test makes, so that the real pack stays untouched."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PLATFORM = sysconfig.get_platform().replace("-", "_").replace("linux", "manylinu
 
 
 def manifest_line(name: str, content: bytes) -> str:
-    """What the manifest says of a wheel."""
+    """The manifest's line about a wheel."""
     return f"{hashlib.sha256(content).hexdigest()}  {name}\n"
 
 
 def release(folder: Path) -> None:
-    """Write the manifest of the wheels that lie in a folder."""
+    """Write the manifest of the wheels in a folder."""
     lines = (manifest_line(path.name, path.read_bytes()) for path in sorted(folder.glob("*.whl")))
     (folder / "SHA256SUMS").write_text("".join(lines), newline="\n")
 
@@ -40,14 +40,14 @@ def release(folder: Path) -> None:
 def write_images(
     folder: Path, architecture: str = "sm90", version: str = "0.1.0", platform: str = "any", **build: object
 ) -> Path:
-    """A wheel with one image and what is said of it, listed in the folder's manifest."""
-    said = {"abi_version": ABI, "architecture": architecture, **build}
-    files = {"attention.cubin.xz": lzma.compress(b"a device image"), "build.json": json.dumps(said).encode()}
+    """A wheel with one image and its build info, listed in the folder's manifest."""
+    build_info = {"abi_version": ABI, "architecture": architecture, **build}
+    files = {"attention.cubin.xz": lzma.compress(b"a device image"), "build.json": json.dumps(build_info).encode()}
     return write_wheel(folder, architecture, version, platform, files)
 
 
 def write_host(folder: Path, version: str = "0.1.0", extension: bytes = EXTENSION) -> Path:
-    """A wheel with host modules, that of this Python between two others, listed in the folder's manifest."""
+    """A wheel with three host modules, this Python's in the middle, listed in the folder's manifest."""
     modules = {"_C.cpython-27-x86_64-linux-gnu.so": b"an older one", OWN_MODULE: extension, "_C.pyd.none": b"another"}
     files = {
         "modules.xz": lzma.compress(b"".join(modules.values())),
@@ -69,7 +69,7 @@ def write_wheel(folder: Path, part: str, version: str, platform: str, files: Map
 
 @dataclass
 class Plugin:
-    """A folder laid out as the pack is: comfy_sage2/kernels and wheels/, with a user cache beside it."""
+    """A folder laid out like the pack: comfy_sage2/kernels and wheels/, with a user cache beside it."""
 
     root: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Plugin:
 
     @property
     def preferred(self) -> Path:
-        """Where modules are unpacked when every folder can be written: on Windows in the user's cache."""
+        """Where modules are unpacked if every folder is writable: on Windows the user's cache."""
         return self.user_cache / "comfy_sage2" / "kernels" if sys.platform == "win32" else self.unpacked
 
     def add_wheels(self, architecture: str = "sm90", extension: bytes = EXTENSION, version: str = "0.1.0") -> Path:

@@ -18,7 +18,7 @@ _TYPES: Structures = {
 
 
 def structures(*headers: str) -> Structures:
-    """Those of these headers in csrc/; pointers are numbers."""
+    """The structures of these headers in csrc/; pointers become integers."""
     known = dict(_TYPES)
     for header in headers:
         text = re.sub(r"//.*", "", (CSRC / header).read_text(encoding="utf-8"))
@@ -49,9 +49,9 @@ def header_of(family: str) -> tuple[str, ...]:
 
 
 def flattened(values: Any) -> list[tuple[str, Any]]:
-    """The fields of a structure and their values, those of structures within it, too.
+    """The fields of a structure and of the structures within it, with their values.
 
-    Of a tensor map the address, where the fake driver puts it.
+    The value of a tensor map is its address, which the fake driver stores first.
     """
     pairs: list[tuple[str, Any]] = []
     for cls in reversed(type(values).__mro__):

@@ -1,4 +1,4 @@
-"""A small extension module of the C source beside this file, for this Python."""
+"""A small extension module for this Python, compiled from native/module.c."""
 
 from __future__ import annotations
 

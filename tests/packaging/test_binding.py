@@ -1,4 +1,4 @@
-"""The compiled binding and driver wrapper: what they take, refuse and ask of the driver."""
+"""The compiled binding and driver wrapper: what they accept, what they refuse, and their driver calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from comfy_sage2.options import CHOICES
 from tools import kernel_table
 
 
-def test_importing_needs_no_driver_and_says_what_it_is(without_driver: Binding) -> None:
+def test_importing_needs_no_driver_and_the_kernels_describe_themselves(without_driver: Binding) -> None:
     output = without_driver.run("""
 print(kernels.architecture, kernels.target, kernels.minimum_driver, kernels.minimum_driver_version)
 print(kernels.toolchain, '|', _C.toolchain, '|', _C.launch_interfaces)
@@ -29,7 +29,7 @@ print(_C.abi_version)
 
 
 @pytest.mark.skipif(Path("/usr/lib/x86_64-linux-gnu/libcuda.so.1").exists(), reason="this machine has a driver")
-def test_without_a_driver_the_first_run_says_so_and_a_plan_is_made(without_driver: Binding) -> None:
+def test_without_a_driver_a_plan_is_made_and_its_first_run_says_so(without_driver: Binding) -> None:
     output = without_driver.run("""
 attempt(kernels.driver_version)
 plan = kernels.plan(**call)
@@ -50,7 +50,7 @@ INTEGERS = ("head_dim", "element", "mode", "pv", "pv_accumulator", "device", "ma
 
 
 def test_every_keyword_is_checked(without_driver: Binding) -> None:
-    """One that is missing or does not fit is named, with what was expected and what came."""
+    """The error names the keyword that is missing or unsuitable, the expected value and the actual one."""
     output = without_driver.run(f"""
 def message(**fields):
     try:
@@ -81,7 +81,7 @@ print(message(**{{**call, "pointer": 16}}).split(":")[0], len(names))
     assert output == f"unknown keyword argument pointer {26 + len(OPTIONAL)}"
 
 
-def test_a_plan_says_what_it_is(without_driver: Binding) -> None:
+def test_a_plan_describes_itself(without_driver: Binding) -> None:
     output = without_driver.run("""
 attempt(kernels.plan, **call, has_lse=True)
 attempt(kernels.plan, **{**call, "mode": 4, "causal": False, "rotate": True, "mask_element": 2})
@@ -103,7 +103,7 @@ attempt(kernels.plan, **{**call, "head_dim": 320})
     assert output[6] == "ValueError: head_dim must be at most 256, got 320"
 
 
-def test_a_launch_is_what_was_asked_for(binding: Binding) -> None:
+def test_a_launch_has_the_parameters_of_its_plan(binding: Binding) -> None:
     binding.run("enqueue(); enqueue(causal=False, mode=4)")
     assert binding.calls("cuLaunchKernelEx") == [
         "test_kernel grid 132,2,1 block 384,1,1 shared 8000 stream 77 attribute 6=1 parameters 0500000000000000",
@@ -119,34 +119,34 @@ THREE_RUNS = (
 )
 
 
-def test_a_tensor_map_is_encoded_once_and_then_gets_other_addresses(binding: Binding) -> None:
+def test_a_tensor_map_is_encoded_once_and_later_gets_new_addresses(binding: Binding) -> None:
     binding.run(THREE_RUNS)
     assert binding.calls("cuTensorMapEncodeTiled") == [ENCODED.format(16)]
     assert binding.calls("cuTensorMapReplaceAddress") == ["64"]
 
 
-def test_an_older_driver_encodes_a_tensor_map_anew(binding: Binding, built: Path) -> None:
+def test_an_older_driver_encodes_a_tensor_map_again(binding: Binding, built: Path) -> None:
     binding.driver = built / "without_replacing"
     binding.run(THREE_RUNS)
     assert binding.calls("cuTensorMapEncodeTiled") == [ENCODED.format(16), ENCODED.format(64)]
     assert len(binding.calls("cuLaunchKernelEx")) == 3
 
 
-def test_an_image_that_the_driver_refuses_says_what_it_needs(binding: Binding) -> None:
+def test_the_error_about_an_image_that_the_driver_refuses_says_what_it_needs(binding: Binding) -> None:
     binding.environment["FAKE_CUDA_FAILING"] = "cuModuleLoadData"
     output = binding.run("attempt(enqueue)")
     assert "(cubin test_image)" in output and "compiled for sm_99a with a test" in output
     assert output.endswith("needs driver 525, which supports CUDA 12.0, or newer; this one supports CUDA 12.8")
 
 
-def test_a_driver_that_lacks_a_function_is_told_apart(binding: Binding, built: Path) -> None:
+def test_the_error_about_a_driver_that_lacks_a_function_names_it(binding: Binding, built: Path) -> None:
     binding.driver = built / "old_driver"
     assert binding.run("attempt(kernels.driver_version)") == "12080"
     output = binding.run("attempt(enqueue)")
     assert output.startswith("RuntimeError: the installed NVIDIA driver lacks cuTensorMapEncodeTiled; update it")
 
 
-def test_a_build_takes_the_modes_and_products_of_the_table(
+def test_a_build_accepts_the_modes_and_products_of_the_table(
     kernels: Binding, architecture: kernel_table.Architecture
 ) -> None:
     output = kernels.run(
@@ -213,7 +213,7 @@ def test_a_call_that_no_kernel_can_run_is_refused_without_a_driver(kernels: Bind
         assert line.startswith("ValueError: ") and named in line, (change, line)
 
 
-def test_the_stride_of_an_axis_of_one_element_may_be_anything(kernels: Binding) -> None:
+def test_an_axis_of_one_element_may_have_any_stride(kernels: Binding) -> None:
     output = kernels.run("""
 one = dict(call, batch=1, q_length=1, kv_length=1)
 one.update({f"{view}_{axis}_stride": 3 for view in ("q", "k", "v", "out") for axis in ("batch", "head", "token")})
@@ -260,14 +260,14 @@ FOREIGN_IMAGES = [
 
 
 @pytest.mark.parametrize(("change", "error"), FOREIGN_IMAGES)
-def test_images_that_it_cannot_launch_are_refused(
+def test_images_that_the_host_module_cannot_launch_are_refused(
     without_driver: Binding, change: dict[str, object], error: str
 ) -> None:
     output = without_driver.run(f"attempt(_C.Kernels, **(json.loads({SM99_BUILD!r}) | {change}))")
     assert output.startswith(f"ValueError: {error}")
 
 
-def test_images_that_leave_something_unsaid_are_refused(without_driver: Binding) -> None:
+def test_images_with_an_incomplete_build_info_are_refused(without_driver: Binding) -> None:
     output = without_driver.run(f"""
 build = json.loads({SM99_BUILD!r})
 for name in build:

@@ -1,4 +1,4 @@
-"""Runs of a plan: which arguments they take, and what they ask of the driver once and each time."""
+"""Runs of a plan: which arguments they take, and which driver calls they make once and each time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WRONG_RUNS = [  # arguments of the run, fields of the plan, error
 ]
 
 
-def test_a_wrong_run_is_refused_before_the_driver_is_asked(binding: Binding) -> None:
+def test_a_wrong_run_is_refused_before_the_driver_is_called(binding: Binding) -> None:
     attempts = [
         f"""
 fields = {{**call, **dict({fields})}}
@@ -55,7 +55,7 @@ attempt(kernels.plan(**fields).run, **{{**ADDRESSES, **operands_of(**fields), **
     assert not binding.log.exists()
 
 
-def test_arguments_of_a_run_are_counted(without_driver: Binding) -> None:
+def test_a_run_with_missing_or_extra_arguments_is_refused(without_driver: Binding) -> None:
     output = without_driver.run("""
 run = kernels.plan(**call).run
 attempt(run, 16, 16)
@@ -71,7 +71,7 @@ attempt(run, *range(14))
     ]
 
 
-def test_positions_and_names_are_the_same_arguments(binding: Binding) -> None:
+def test_positional_and_keyword_arguments_are_the_same(binding: Binding) -> None:
     binding.run("""
 import inspect
 names = list(inspect.signature(_C.Plan.run).parameters)[1:]
@@ -86,7 +86,7 @@ plan.run(*list(values.values())[:6], **dict(list(values.items())[6:]))
     assert " stream 96 " in first and later == [first, first]
 
 
-def test_operands_that_a_phase_does_not_use_may_be_anything(binding: Binding) -> None:
+def test_operands_that_a_phase_does_not_use_may_have_any_value(binding: Binding) -> None:
     output = binding.run("""
 plan = kernels.plan(**call, has_lse=True, block_mask_key_blocks=1)
 attempt(plan.run, 16, 16, 16, 0, 16, 7, block_mask=8, phase=1)
@@ -111,7 +111,7 @@ with ThreadPoolExecutor(8) as pool:
     assert len(binding.calls("cuTensorMapEncodeTiled")) == len(binding.calls("cuDeviceGetAttribute")) == 1
     launches = binding.calls("cuLaunchKernelEx")
     assert len(launches) == 64 and len(set(launches)) == 1
-    # One more around the look-up; the context of each thread is its own again.
+    # One more around the look-up; afterwards each thread has its own context again.
     assert len(binding.calls("cuCtxPushCurrent")) == len(binding.calls("cuCtxPopCurrent")) == 65
     assert binding.calls("cuInit") == [""] and binding.calls("cuDevicePrimaryCtxRetain") == ["0"]
 
@@ -129,7 +129,7 @@ for plan in plans * 2:
 
 
 def test_modules_in_one_process_keep_their_plans_and_errors_apart(binding: Binding, host: Path) -> None:
-    """Of two host modules, and of the kernels of two architectures by one."""
+    """Two host modules, one of them with the kernels of two architectures."""
     builds = [build_of(kernel_table.read(name)) for name in ("sm90", "sm80")]
     output = binding.run(f"""
 from importlib.util import module_from_spec, spec_from_file_location
@@ -171,7 +171,7 @@ run(**ADDRESSES)
     assert last[0] == last[1] and last[0].endswith("parameters 0500000000000000")
 
 
-def test_a_failing_call_is_named_and_made_up_for_by_the_next(binding: Binding) -> None:
+def test_a_failing_driver_call_is_named_and_the_next_run_repeats_it(binding: Binding) -> None:
     names = ["cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction", "cuTensorMapEncodeTiled"]
     names.append("cuLaunchKernelEx")
     output = binding.run(f"""

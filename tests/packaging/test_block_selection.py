@@ -1,4 +1,4 @@
-"""What scores, lists and tails of key blocks refuse."""
+"""Calls that scores, lists and tails of key blocks refuse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ of_tail = dict(v_strides=(74448, 37224, 72), out_strides=(86400, 21600, 72), lis
 """
 
 
-def test_what_the_kernels_cannot_read_is_refused_in_words(kernels: Binding) -> None:
+def test_arguments_that_kernels_cannot_read_are_named(kernels: Binding) -> None:
     output = kernels.run(
         SIZES
         + """
@@ -30,4 +30,4 @@ attempt(kernels.block_lists, **given, key_blocks=40000, count=6)
     words = ["q_heads must be a multiple", "v_token_stride must be", "q must be an address", "lists must be an address"]
     words += ["count must be from 1 to 5", "count must be from 1 to 5", "key_blocks must be from 1 to 32767"]
     assert all(expected in line for expected, line in zip(words, messages, strict=True))
-    assert not kernels.log.exists()  # no call of the driver
+    assert not kernels.log.exists()  # the driver was not called

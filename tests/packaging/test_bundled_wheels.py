@@ -59,14 +59,14 @@ def test_each_platform_has_one_host_wheel_with_a_module_for_every_python() -> No
     assert len(set(platforms)) == len(platforms) and {"manylinux_2_17_x86_64"} <= set(platforms) <= PLATFORMS
 
 
-def test_each_architecture_has_one_wheel_of_images_that_the_launch_code_is_for() -> None:
+def test_each_architecture_has_one_wheel_of_images_for_the_launch_code() -> None:
     wheels = [path for path in RELEASED if path not in HOSTS]
     assert len(wheels) == len(ARCHITECTURES) and all(path.stem.endswith("-py3-none-any") for path in wheels)
     abis = {path.name.split("-")[1].split(".")[0] for path in RELEASED}
     assert len(abis) == 1
 
 
-# Not by find_spec, at which setuptools leaves distutils to Python, and then cannot be imported in this process.
+# Not find_spec: setuptools then leaves distutils to Python, and cannot be imported in this process any more.
 @pytest.mark.skipif(not any(distributions(name="pip")), reason="this Python has no pip")
 def test_pip_installs_the_host_with_an_architecture(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", "install", "--quiet"]
@@ -86,7 +86,7 @@ class TestLoaded:
     """In fresh processes of this interpreter."""
 
     def test_the_loader_picks_verifies_and_unpacks_for_all_architectures(self, pack: Plugin) -> None:
-        """Its wheels are known then, images first: what was measured and tested is remembered with their checksums."""
+        """Afterwards its wheels are known, images first: cached times and test results belong to their checksums."""
         code = f"""
 for architecture in {ARCHITECTURES}:
     before = loader.bundled_wheels(architecture)

@@ -1,4 +1,4 @@
-"""install.py, as the manager runs it: in the pack's folder, with any outcome but a failure."""
+"""install.py as the manager runs it, in the pack's folder. It never fails."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def block_torch(pack: Plugin, error: str) -> dict[str, str]:
     return {"PYTHONPATH": str(blocked.parent)}
 
 
-def test_the_doctor_speaks_and_the_launch_code_is_unpacked(pack: Plugin, tmp_path: Path) -> None:
+def test_the_doctors_report_is_printed_and_the_launch_code_is_unpacked(pack: Plugin, tmp_path: Path) -> None:
     changed = pack.add_wheels("sm89")
     pack.add_wheels("sm90")
     changed.write_bytes(b"")
@@ -65,7 +65,7 @@ def test_a_torch_that_cannot_be_loaded_is_named(pack: Plugin, error: str) -> Non
     ("option", "command", "encoding", "status"),
     [("-I", "install.py", "", 0), ("-I", "comfy_sage2 doctor", "", 1), ("-s", "install.py", "cp932:strict", 0)],
 )
-def test_a_folder_of_letters_that_an_encoding_may_lack(
+def test_a_folder_name_with_letters_that_the_encoding_may_lack(
     pack: Plugin, option: str, command: str, encoding: str, status: int
 ) -> None:
     moved = pack.root.parent / "Пак 日本"
@@ -79,7 +79,7 @@ def test_a_folder_of_letters_that_an_encoding_may_lack(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="descriptors are closed by a shell")
 @pytest.mark.parametrize("console", ["> /dev/full", pytest.param(">&- 2>&-", marks=pytest.mark.exhaustive)])
-def test_a_console_that_takes_nothing_does_not_change_the_exit_code(pack: Plugin, console: str) -> None:
+def test_a_full_or_closed_console_does_not_change_the_exit_code(pack: Plugin, console: str) -> None:
     script = f"set -o pipefail; {sys.executable} install.py {console}"
     process = subprocess.run(
         ["bash", "-c", script], cwd=pack.root, env=pack.full_environment(), capture_output=True, timeout=600

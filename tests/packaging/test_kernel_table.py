@@ -34,7 +34,7 @@ def table(architecture: kernel_table.Architecture, compiler: None, tmp_path: Pat
     return subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()
 
 
-def test_every_row_is_a_kernel_of_its_own(table: list[str], architecture: kernel_table.Architecture) -> None:
+def test_no_kernel_has_two_rows(table: list[str], architecture: kernel_table.Architecture) -> None:
     assert len(table) == len(set(table)) == KERNELS[architecture.name]
     assert {row.partition("/")[0] for row in table} <= {cubin.name for cubin in architecture.cubins}
 
@@ -46,12 +46,12 @@ def test_the_images_have_the_kernels_of_the_table_and_no_others(
     images = {row.partition("/")[0] for row in table}
     bundled = {name for name in compare_cubins.build_of(wheel) if name.partition("/")[0] in images}
     if bundled != set(table) and version != kernel_table.version():
-        pytest.skip(f"the bundled kernels {version} are older than csrc, and have others")
+        pytest.skip(f"the bundled kernels {version} are older than csrc and have other kernels")
     assert bundled == set(table)
 
 
-def test_device_sources_include_what_nvrtc_has() -> None:
-    """The wheels' compiler has CUDA's headers, and no standard library: nvcc alone would not say so."""
+def test_device_sources_include_only_headers_that_nvrtc_has() -> None:
+    """NVRTC, the wheels' compiler, has CUDA's headers but no standard library, which nvcc would not report."""
     headers = set()
     for path in (*kernel_table.CSRC.glob("*/*.cu"), *kernel_table.CSRC.glob("*/*.cuh")):
         headers |= set(re.findall(r"#include <(.*)>", path.read_text()))

@@ -1,4 +1,4 @@
-"""The orders in which the kernels go through the keys: their own sources, compiled for the host, and the reference."""
+"""The orders in which kernels take the keys, from their own sources compiled for the host, against the reference."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kernels_order(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> c
 
 @pytest.fixture
 def calls(fresh_seed: int) -> list[Call]:
-    """Lengths of queries and keys, mostly of the same tokens, in whole or ragged tiles; and whether it is causal."""
+    """Lengths of queries and keys, mostly equal, in whole or ragged tiles; and whether the call is causal."""
     random.seed(fresh_seed)
     drawn = []
     for _ in range(CALLS):
@@ -52,14 +52,14 @@ def hopper_order(library: ctypes.CDLL, rows: int, step: int, call: Call, work_ti
 
 
 def mma_order(library: ctypes.CDLL, call: Call, block: int, linked: tuple[Any, int] | None = None) -> list[int]:
-    """The key blocks for a block of queries, by a linked list where one is given as its entries and its first tile."""
+    """The key blocks for a block of queries. `linked`: the entries and the first tile of a linked list."""
     q_length, kv_length, causal = call
     keys = min(kv_length, (block + 1) * BLOCK_TOKENS) if causal else kv_length
     out = (ctypes.c_int * _MOST_STEPS)()
     count = library.sm80_order(
         causal or q_length == kv_length, -(-keys // _KEY_BLOCK), block, *(linked or (None, 0)), out
     )
-    assert count >= 0, "it does not end"
+    assert count >= 0, "the order does not end"
     return list(out[:count])
 
 
@@ -71,16 +71,18 @@ def reference_order(step: int, call: Call, block: int, *, last_keys_first: bool)
 
 
 @pytest.mark.parametrize("step", [64, 128, 192])
-def test_hopper_goes_as_the_reference(kernels_order: ctypes.CDLL, calls: list[Call], step: int) -> None:
+def test_hopper_takes_keys_in_the_order_of_the_reference(
+    kernels_order: ctypes.CDLL, calls: list[Call], step: int
+) -> None:
     moved = 0
     for q_length, kv_length, causal in calls:
-        call = (q_length, kv_length, causal and step != 192)  # no causal kernel takes 192 keys a step
+        call = (q_length, kv_length, causal and step != 192)  # no causal kernel takes 192 keys per step
         for block in range(blocks_of(q_length)):
             order = hopper_order(kernels_order, BLOCK_TOKENS, step, call, block)
             assert order == reference_order(step, call, block, last_keys_first=True), (call, block)
             assert sorted(order) == list(range(len(order)))
             moved += order != sorted(order, reverse=True)
-    assert moved > 0  # the drawn calls reach what is asserted above
+    assert moved > 0  # the drawn calls exercise the assertions above
 
 
 def test_three_warpgroups_take_the_tile_at_their_middle_second(kernels_order: ctypes.CDLL, calls: list[Call]) -> None:
@@ -99,18 +101,18 @@ def test_three_warpgroups_take_the_tile_at_their_middle_second(kernels_order: ct
             assert tiles == wanted
 
 
-def test_mma_goes_as_the_reference(kernels_order: ctypes.CDLL, calls: list[Call]) -> None:
+def test_mma_takes_keys_in_the_order_of_the_reference(kernels_order: ctypes.CDLL, calls: list[Call]) -> None:
     moved = 0
     for call in calls:
         for block in range(blocks_of(call[0])):
             order = mma_order(kernels_order, call, block)
             assert order == reference_order(_KEY_BLOCK, call, block, last_keys_first=False), (call, block)
             moved += order != sorted(order)
-    assert moved > 0  # the drawn calls reach what is asserted above
+    assert moved > 0  # the drawn calls exercise the assertions above
 
 
 def random_lists(blocks: int, tiles: int) -> tuple[list[set[int]], Any]:
-    """Of each block of queries the live tiles; and the caller's lists of them, some with entries that are not valid."""
+    """The live tiles of each block of queries, and the caller's lists of them, some with invalid entries."""
     live, lists = [], []
     for _ in range(blocks):
         chosen = random.sample(range(tiles), random.randint(0, tiles))

@@ -1,7 +1,7 @@
 """What the launches of a plan read and write, without a release to compare with: places in the workspace, sizes, grids.
 
-The driver writes down the structures that kernels take. How much they read or write behind an address follows from the
-sizes of the call, as the comments of csrc's headers have it.
+The fake driver logs the structures that kernels take. How much kernels read or write at an address follows from the
+sizes of the call, as the comments of csrc's headers say.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ for number, (signature, operands) in enumerate(json.load(open({{path!r}}))):
         plans[of].run({calls.Q}, {calls.K}, {calls.V}, {calls.OUT}, {calls.WORKSPACE}, 8 * number + turn, phase=phase,
                       **operands)
 """
-# The structure of a kernel, by the beginning of its name.
+# The parameter structure of a kernel, by the start of its name.
 LISTS = {"prepare_tile_lists|clear_dead_tiles": "PrepareListsParams"}
 KINDS = {
     "sm90": LISTS | {
@@ -75,7 +75,7 @@ def parts_of(length: int, size: int) -> int:
 
 
 def reader(family: str) -> Callable[[str], Launch]:
-    """Reads a line that the driver wrote down."""
+    """Reads a line of the driver's log."""
     known = structures(*header_of(family))
     for prefix in ("Choosing", "") if family == "sm90" else ():
         parts = [(part.lower(), known[f"{prefix}{part}Params"]) for part in ("Statistics", "Quantize")]
@@ -95,7 +95,7 @@ def reader(family: str) -> Callable[[str], Launch]:
 
 
 def drawn_calls() -> list[calls.Call]:
-    """Calls of all kinds, some with rotated heads as given, and a few very long ones."""
+    """Calls of all kinds, some with given rotated heads, and a few very long ones."""
     drawn: list[calls.Call] = random_calls(CALLS)
     for signature, operands in drawn:
         if signature["rotate"] and not signature["rotate_by_head"] and random.random() < 0.5:
@@ -114,7 +114,7 @@ def drawn_calls() -> list[calls.Call]:
     return drawn
 
 
-def test_launches_keep_to_their_memory_and_do_all_of_the_work(
+def test_launches_stay_in_their_memory_and_do_all_of_the_work(
     kernels: Binding, architecture: kernel_table.Architecture, fresh_seed: int, tmp_path: Path
 ) -> None:
     random.seed(fresh_seed)
@@ -139,7 +139,7 @@ def test_launches_keep_to_their_memory_and_do_all_of_the_work(
         if plan is None:
             continue
         whole, *phases = (launched[8 * number + turn] for turn in range(6))
-        assert [whole, *phases[:2]] == [phases[4], *phases[2:4]], f"a plan that ran otherwise before: {signature}"
+        assert [whole, *phases[:2]] == [phases[4], *phases[2:4]], f"an earlier run changed a plan: {signature}"
         check = {"sm90": Sm90, "sm80": Sm80}[architecture.family](architecture, signature, operands, plan[0])
         for launches in (whole, [*phases[0], *phases[1]]):
             check.check_memory(launches)
@@ -160,9 +160,9 @@ def is_input(name: str, value: Any) -> bool:
 
 
 class Check:
-    """Holds the launches of a call against its sizes."""
+    """Checks the launches of a call against its sizes."""
 
-    maps: dict[str, str] = {}  # the parts of the workspace that tensor maps are of
+    maps: dict[str, str] = {}  # the part of the workspace that each tensor map describes
 
     def __init__(
         self,
@@ -185,14 +185,14 @@ class Check:
         self.lists = batches * heads * parts_of(self.q_length, 128)
 
     def sizes(self, launches: list[Launch]) -> dict[str, int]:
-        """The bytes of each part of the workspace, by the fields that hold its address; 0: it is not used."""
+        """The bytes of each part of the workspace, by the field that holds its address; 0 if it is not used."""
         key_blocks = self.call.get("block_mask_key_blocks", 0)
         attentions = sum(bool(ATTENTION.match(launch.kernel)) for launch in launches)
         return {"entries": self.lists * key_blocks * 2, "counts": self.lists * 4 if key_blocks else 0,
                 "next": 4 * attentions if key_blocks else 0}  # fmt: skip
 
     def check_memory(self, launches: list[Launch]) -> None:
-        """Each part of the workspace has one place, in which no other part lies."""
+        """Each part of the workspace has one place, and no two parts overlap."""
         sizes, places = self.sizes(launches), defaultdict[str, set[int]](set)
         for launch in launches:
             for name, value in launch.fields:
@@ -235,11 +235,11 @@ class Check:
             assert (fields["causal"], fields["key_tiles"]) == (self.call["causal"], self.call["block_mask_key_blocks"])
 
     def check_maps(self, maps: list[dict[str, str]]) -> None:
-        """The kernels have none."""
+        """The kernels have no tensor maps."""
         assert not maps
 
     def grid(self, launch: Launch) -> tuple[int, int, int]:
-        """Which grid a launch has to have."""
+        """The grid that a launch must have."""
         return parts_of(self.lists, 8) if launch.kernel == "prepare_tile_lists" else 1, 1, 1
 
 
@@ -292,7 +292,7 @@ class Sm90(Check):
         return super().grid(launch)
 
     def check_maps(self, maps: list[dict[str, str]]) -> None:
-        """A row is a token of Q or K, or a channel of V, and has the channels or keys of the part that it is of."""
+        """A row is a token of Q or K with the channels of its part, or a channel of V with the keys of its part."""
         columns = self.channels if self.call["rotate"] else self.head_dim
         rows = {
             "q_int8": (columns, self.q_length), "k_int8": (columns, self.kv_length),
@@ -319,7 +319,7 @@ class Sm90(Check):
             assert last in {parts_of(self.q_length, rows) for rows in ((128, 192, 384) if self.is_precise else (128,))}
             assert max(first + heads for (first, _), (heads, _) in places.items()) == self.q_bh
             assert len(places) == len(chunks) and sum(a * b for a, b in places.values()) == self.q_bh * last
-            # Each counts the tiles that it took.
+            # Each launch counts its tiles in a counter of its own.
             assert not chunks[0]["next"] or len({chunk["next"] for chunk in chunks}) == len(chunks)
 
 
@@ -355,7 +355,7 @@ class Sm80(Check):
             "bias": max(deltas, default=self.mask_rows) * self.blocks * 64 * 4,
             "shown": shown, "shown_of_chunks": shown * self.chunks, "rotated": 4 * self.kv_bh,
         }  # fmt: skip
-        # The attention kernel copies one key block too many: nothing of it lies behind the end.
+        # The attention kernel copies one key block too many, which must not reach past the end.
         behind = {"k_tiles": 64 * self.channels * bits // 8, "k_scale": 16, "v_tile_scale": 4, "bias": 256}
         for name, value in (field for launch in launches for field in launch.fields):
             assert name not in behind or value + sizes[name] + behind[name] <= self.end, name
@@ -380,18 +380,18 @@ class Sm80(Check):
             slices = (fields["first_work"] + fields["works"] - 1) // self.query_blocks + 1 - fields["first_slice"]
             assert fields["first_slice"] == fields["first_work"] // self.query_blocks
             return slices * self.blocks, parts_of(self.query_blocks, 64), 1
-        assert name == "prepare_tile_lists"  # these kernels do not ask whether lists skip a block
+        assert name == "prepare_tile_lists"  # these kernels do not check whether lists skip a block
         return super().grid(launch)
 
     def check_work(self, attentions: list[Launch]) -> None:
-        """The launches take every work item once. Of a key bias each has its head's row, or one of its own."""
+        """The launches take every work item once. Each reads its head's row of a key bias, or a row of its own."""
         for numbers in (launch.first for launch in attentions):
             row = self.blocks * 64
             strides = [numbers[f"bias_{axis}_stride"] for axis in ("batch", "head", "work")]
             of_mask = [row * self.mask_rows // self.batch, row if self.call.get("mask_head_stride") else 0, 0]
             assert strides == ([0, 0, row] if self.is_4b else of_mask if self.mask_rows else [0, 0, 0])
-        # Q and its scales, V, and K with its scales and its bias: of two blocks, but where V has 8-bit floats. V is of
-        # two blocks where it is small.
+        # Q and its scales, V, and K with its scales and its bias. K takes two blocks unless V has 8-bit floats; V takes
+        # two blocks if it is small.
         of_q = 128 * self.channels * self.bits // 8 + (128 if self.is_4b else 32) * 4
         of_k = 64 * self.channels * self.bits // 8 + 4 * 4 + 64 * 4
         blocks_of_k = 2 if self.v_bytes == 2 or self.is_int8 else 1
@@ -417,10 +417,10 @@ for stream, plan in enumerate(plans):
 
 
 @pytest.mark.parametrize("rotate", [{}, {"rotate_by_head": True}, {"rotate_as_given": True}], ids=str)
-def test_slices_fill_the_workspace_of_the_whole(
+def test_slices_fill_the_workspace_of_the_whole_call(
     kernels: Binding, architecture: kernel_table.Architecture, rotate: dict[str, bool], tmp_path: Path
 ) -> None:
-    """Each with its own tokens, which begin at q, k and v; the first has the statistics."""
+    """Each slice has its own tokens, which begin at q, k and v; the first one computes the statistics."""
     pv, length = 1 if architecture.name == "sm90" else 3, sum(SLICES[-1])
     signature, operands = calls.description(batch=2, q_length=length, kv_length=length, pv=pv, lse=True)
     signature |= {"rotate": bool(rotate), **rotate}

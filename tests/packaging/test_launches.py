@@ -1,4 +1,4 @@
-"""What a call launches, with a driver that writes it down."""
+"""What a call launches, according to the fake driver's log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fake_pack import ROOT
 
 from tools import kernel_table
 
-# In the interpreter under test: what a call writes to the driver's log.
+# Code for the interpreter under test: the entries of a call in the driver's log.
 LOGGED = """
 import os
 from pathlib import Path
@@ -59,13 +59,13 @@ for head_dim in (64, 128, 256):
         assert len(first) == 3 and first[0] == (first[0] in cleared) and set(cleared) <= set(first)
         lists = 2 if shared else 2 * 3 * 2
         assert all(f" grid {-(-lists // 8)},1,1 block 256,1,1 shared 32 " in launched[at] for at in first)
-        if architecture.name == "sm90":  # where these are kernels of their own
+        if architecture.name == "sm90":  # which has separate kernels for lists
             attention = [line.split()[0] for line in launched if line.startswith(("attention", "precise"))]
             listed = [name for name in attention if re.search("(?<!_beside)_listed", name)]
             assert len(listed) == 3
             assert all(name.endswith("_biased") == (mask or mode == "4b") for name in attention)
-            # The dense kernel runs if no block is skipped: beside the listed one where its tile is another, or where
-            # there is one for that alone.
+            # The dense kernel runs if no block is skipped. It is launched beside the listed one if their tiles differ,
+            # or if there is a dense kernel for that case alone.
             dense = [name for name in attention if not re.search("(?<!_beside)_listed", name)]
             beside = [name for name in dense if "_beside_listed" in name]
             kernel = "precise_d256_fp16" + "_causal" * causal
@@ -89,7 +89,7 @@ SLICED = "q_heads=4, kv_heads=2, q_length=9000, kv_length=9000, head_dim=128, ca
         ("slice_tokens=128, mode=16, pv=0", "must be of self-attention in mode 8"),
     ],
 )
-def test_what_is_no_slice_is_refused(kernels: Binding, fields: str, error: str) -> None:
+def test_invalid_slices_are_refused(kernels: Binding, fields: str, error: str) -> None:
     output = kernels.run(f"""
 pv = 1 if "fp8" in kernels.pv_formats and kernels.architecture == "sm90" else 3
 attempt(kernels.plan, **{{**dict(call, {SLICED}, pv=pv), **dict({fields})}})
@@ -97,7 +97,7 @@ attempt(kernels.plan, **{{**dict(call, {SLICED}, pv=pv), **dict({fields})}})
     assert output.startswith("ValueError: ") and error in output
 
 
-def test_the_plan_of_a_slice_computes_nothing_else(kernels: Binding) -> None:
+def test_the_plan_of_a_slice_runs_the_preparation_only(kernels: Binding) -> None:
     output = kernels.run(f"""
 pv = 1 if kernels.architecture == "sm90" else 3
 fields = dict({SLICED}, pv=pv, slice_tokens=4096)
@@ -111,7 +111,7 @@ attempt(enqueue, 1, dict(out=0), **fields)
 
 @pytest.mark.parametrize("name", ["sm90", "sm80"])
 def test_the_library_enqueues_the_phases(kernels_of: Callable[[kernel_table.Architecture], Binding], name: str) -> None:
-    """With the fields that these modules want of a call: the kernels of the two phases are those of the whole."""
+    """With the fields that these modules require: the two phases launch the kernels of the whole call."""
     architecture = kernel_table.read(name)
     kernels_of(architecture).run(f"""{LOGGED}
 sys.path.insert(0, {str(ROOT)!r})
@@ -152,7 +152,7 @@ def test_a_kernel_of_the_attention_phase_that_cannot_be_loaded_fails_in_the_prep
 
 
 def test_parts_of_a_call_share_their_tensor_maps(hopper: Binding) -> None:
-    """4b of many keys goes in parts, whose blocks take work from counters of their own."""
+    """4b with many keys runs in parts, each of which has its own work counter."""
     hopper.run("""
 wanted = dict(mode=4, causal=False, q_heads=16, kv_heads=16, q_length=20000, kv_length=20000, head_dim=128,
               block_mask_key_blocks=157, block_mask_head_stride=158 * 157)
@@ -166,7 +166,7 @@ enqueue(**{**wanted, "block_mask_key_blocks": 0})
 
 
 def test_kernels_whose_tiles_differ_have_tensor_maps_of_their_own(hopper: Binding) -> None:
-    """At head_dim 64 one kernel takes 192 keys in a step, and the one that is launched for lists 128."""
+    """At head_dim 64 one kernel takes 192 keys per step; the one for lists takes 128."""
     hopper.run("""
 enqueue(head_dim=64, causal=False, q_length=300, kv_length=300, block_mask_key_blocks=3, block_mask_head_stride=12)
 """)
@@ -184,7 +184,7 @@ ONE_PASS = {64: (4096, 256), 128: (2048, 128), 256: (1024, 64)}
 @pytest.mark.parametrize("rotated", ["", "_rotated", "_auto"])
 @pytest.mark.parametrize("batch", [1, 70])
 def test_short_keys_take_one_pass(hopper: Binding, mode: str, rotated: str, batch: int) -> None:
-    """The shape of a head alone decides it, and how the head is shared."""
+    """Only the shape of a head decides this, and how many blocks share the head."""
     output = hopper.run(f"""{LOGGED}
 for head_dim, (most, unit) in {ONE_PASS}.items():
     for kv_length in (1, 77, unit, unit + 1, 8 * unit, 8 * unit + 1, most, most + 1):
@@ -236,7 +236,7 @@ def launched(phase=0, **fields):
 
 
 def test_the_attention_kernel_quantizes_q_of_calls_with_few_keys(hopper: Binding) -> None:
-    """No pass over Q is launched then, and the kernel reads Q where it is. With a padding mask, too."""
+    """No pass over Q is launched then, and the kernel reads Q in place. A padding mask changes nothing in this."""
     hopper.run(f"""{LOGGED}{LAUNCHED}
 for element, name in ((2, "fp16"), (3, "bf16")):
     for channels, head_dim in ((8, 64), (64, 64), (72, 128), (128, 128)):
@@ -256,8 +256,8 @@ assert maps[0] != maps[1]
 """)
 
 
-def test_rotated_heads_as_given_take_no_pass_that_chooses(hopper: Binding) -> None:
-    """The statistics are those of calls that rotate none. With few keys and without, in every mode."""
+def test_given_rotated_heads_take_no_pass_that_chooses(hopper: Binding) -> None:
+    """The statistics are those of calls without rotation. This holds for few and many keys, in every mode."""
     hopper.run(f"""{LOGGED}{LAUNCHED}
 given = dict(rotate=True, rotate_as_given=True)
 mask = dict(mask_element=1, mask_key_stride=1)
@@ -292,7 +292,7 @@ for mode in {list(MODE_CODES.values())}:
     ],
 )
 def test_other_calls_have_a_pass_over_q(hopper: Binding, fields: str) -> None:
-    """Those in two phases, too: Q may be gone before the second."""
+    """This includes calls in two phases: Q may be freed before the second."""
     hopper.run(f"""{LOGGED}{LAUNCHED}
 for head_dim in (64, 128):
     found = launched(**{{"head_dim": head_dim, **dict({fields})}})
@@ -302,7 +302,7 @@ for head_dim in (64, 128):
 
 
 def test_few_keys_and_a_padding_mask_in_two_phases_have_a_kernel_of_their_own(hopper: Binding) -> None:
-    """That gives the bits of the whole call's."""
+    """It gives the same bits as that of the whole call."""
     hopper.run(f"""{LOGGED}{LAUNCHED}
 for head_dim in (64, 128):
     mask = dict(mask_element=1, mask_key_stride=1)
@@ -314,7 +314,7 @@ for head_dim in (64, 128):
 
 @pytest.mark.parametrize("mode", MODE_CODES.values())
 def test_only_a_mask_for_all_queries_and_heads_takes_kernels_that_hide_keys(hopper: Binding, mode: int) -> None:
-    """Others, and calls without a mask, have the kernels and the parameters that they always had."""
+    """Calls with other masks and without a mask have the ordinary kernels and parameters."""
     hopper.run(f"""{LOGGED}
 def preparations(**fields):
     wanted = dict(call, q_heads=6, kv_heads=3, q_length=130, kv_length=5000, causal=False, mode={mode})
@@ -336,8 +336,8 @@ assert all("choosing" in name for name, _ in chosen if not name.startswith("delt
 """)
 
 
-def test_a_step_at_head_dim_64_takes_the_keys_that_exist(hopper: Binding) -> None:
-    """128 where steps of 192 would take more keys that do not exist, up to 2,048."""
+def test_a_step_at_head_dim_64_takes_few_keys_that_do_not_exist(hopper: Binding) -> None:
+    """Up to 2,048 keys a step takes 128 if steps of 192 would take more keys that do not exist."""
     hopper.run(f"""{LOGGED}{LAUNCHED}
 narrow_ones, wide_ones = (1, 128, 193, 385, 512, 2048), (129, 192, 300, 384, 576, 2049)
 for kv_length in narrow_ones + wide_ones:
@@ -352,6 +352,6 @@ for fields in (dict(mode=4), dict(mask_element=1, mask_query_stride=8)):
 
 
 @pytest.mark.parametrize("header", sorted(path for path in CSRC.rglob("*.h") if "Params {" in path.read_text()))
-def test_no_parameters_have_bytes_that_nobody_sets(compiler: None, header: Path) -> None:
+def test_parameter_structures_have_no_padding(compiler: None, header: Path) -> None:
     command = ["g++", "-std=c++17", "-Werror=padded", "-fsyntax-only", "-I", str(CSRC), "-include", str(header)]
     subprocess.run([*command, "-x", "c++", "/dev/null"], check=True, timeout=600)

@@ -1,4 +1,4 @@
-"""Loading: what comes first, which wheels are taken, where the module lies, and the reasons that doctor gives."""
+"""Loading: which module has precedence, which wheels are taken, where the module lies, and doctor's reasons."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ def test_a_bundled_module_of_another_abi_is_refused(plugin: Plugin, abi: int) ->
 
 
 @needs_compiler
-def test_of_several_versions_the_newest_pair_that_the_library_can_call_is_taken(plugin: Plugin) -> None:
-    """After half an update there may be wheels without their other part, or of an interface to come."""
-    callable_, to_come = (f"{abi}.9.0" for abi in (ABI, ABI + 1))
-    for version in (f"{ABI}.10.0", f"{ABI}.9.0", f"{ABI}.2.0", to_come):
+def test_the_newest_pair_of_wheels_that_the_library_can_call_is_taken(plugin: Plugin) -> None:
+    """After half an update, wheels may lack their other part or have a later interface."""
+    callable_, later = (f"{abi}.9.0" for abi in (ABI, ABI + 1))
+    for version in (f"{ABI}.10.0", f"{ABI}.9.0", f"{ABI}.2.0", later):
         write_images(plugin.wheels, version=version)
-    for version in (callable_, f"{ABI}.2.0", to_come, f"{ABI}.11.0"):
+    for version in (callable_, f"{ABI}.2.0", later, f"{ABI}.11.0"):
         write_host(plugin.wheels, version, native_module(version, int(version[0])))
     assert run(plugin) == (f"{callable_} | None | None", [])
 
@@ -126,7 +126,7 @@ def test_the_module_lies_in_the_packs_folder_and_an_update_removes_the_older_one
 @pytest.mark.parametrize(
     "mount", ["mount --bind {0} {0} && mount -o remount,ro,bind {0}", "mount -t tmpfs -o noexec tmpfs {0}"]
 )
-def test_where_the_packs_folder_does_not_serve_the_users_cache_does(
+def test_the_users_cache_serves_if_the_packs_folder_cannot(
     plugin: Plugin, mount_namespace: tuple[str, ...], mount: str
 ) -> None:
     plugin.add_wheels(extension=native_module("1.2.3"))
@@ -151,7 +151,7 @@ def test_a_module_that_cannot_be_imported_gives_the_import_error_itself(plugin: 
     assert reason.startswith("[SA-109] ") and "cannot be imported: " in reason and str(plugin.preferred) in reason
 
 
-def test_a_failure_is_kept_so_that_asking_again_costs_nothing(plugin: Plugin) -> None:
+def test_a_failure_is_cached(plugin: Plugin) -> None:
     code = """
 first = loader.reason_unavailable('sm90')
 def fitting(*arguments):

@@ -1,4 +1,4 @@
-"""The host module of a Python out of the archive of all of them, as pip installs it."""
+"""The host module of this Python, from the archive of all host modules that pip installs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOW = f"from {PACKAGE} import _C; print(_C.version, _C.__file__); from {PACKAGE
 
 
 def install(folder: Path, modules: dict[str, bytes]) -> None:
-    """Where pip would put it; what an earlier version has unpacked stays there."""
+    """Write the package where pip would; modules that an earlier version unpacked stay there."""
     (folder / PACKAGE).mkdir(exist_ok=True)
     (folder / PACKAGE / "__init__.py").touch()
     files = packed_modules.pack(PACKAGE, {f"{PACKAGE}/{name}": content for name, content in modules.items()})
@@ -36,7 +36,7 @@ def run(folder: Path, code: str = SHOW) -> subprocess.CompletedProcess[str]:
 
 
 def shown(folder: Path) -> tuple[str, Path]:
-    """The version of the module and where it lies."""
+    """The module's version and its path."""
     process = run(folder)
     assert process.returncode == 0, process.stderr
     version, path = process.stdout.split()
@@ -44,11 +44,11 @@ def shown(folder: Path) -> tuple[str, Path]:
 
 
 @needs_compiler
-def test_a_newer_version_is_not_hidden_by_what_an_earlier_one_unpacked(tmp_path: Path) -> None:
+def test_unpacked_modules_of_an_earlier_version_do_not_hide_a_newer_one(tmp_path: Path) -> None:
     paths = []
     for version in ("1.0", "2.0"):
         install(tmp_path, {OTHERS[0]: b"another", OWN: native_module(version)})
-        for _ in range(2):  # unpacked, and found
+        for _ in range(2):  # unpacked, then found
             loaded, path = shown(tmp_path)
             assert loaded == version and path.name == OWN and path.is_relative_to(tmp_path / PACKAGE)
         paths.append(path)
@@ -57,7 +57,7 @@ def test_a_newer_version_is_not_hidden_by_what_an_earlier_one_unpacked(tmp_path:
     assert shown(tmp_path) == ("2.0", paths[1])
 
 
-def test_without_a_module_for_this_python(tmp_path: Path) -> None:
+def test_a_missing_module_for_this_python_is_an_import_error(tmp_path: Path) -> None:
     install(tmp_path, {name: b"another" for name in OTHERS})
     process = run(tmp_path)
     assert process.returncode != 0

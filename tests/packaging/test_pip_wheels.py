@@ -1,4 +1,7 @@
-"""`pip install .` and `pip install ./packages/sageattention`: library and kernels; the latter for hosts but ComfyUI."""
+"""`pip install .` and `pip install ./packages/sageattention`: library and kernels.
+
+The second is for hosts other than ComfyUI.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ pytest.importorskip("hatchling", reason="hatchling builds the wheels")
 
 LIBRARY, SAGEATTENTION = ROOT, ROOT / "packages" / "sageattention"
 REFERENCE = {"COMFY_SAGE2_SAGEATTENTION_BACKEND": "reference"}
-# As Python's own start does for its site-packages: .pth files are read.
+# Like Python's own start for site-packages: .pth files are read.
 START = "import importlib.metadata, importlib.util, site, sys\nsite.addsitedir({site!r})\n"
 SHOW = """
 sys.modules["torch"] = None
@@ -91,7 +94,7 @@ def run(site: Path, code: str, **variables: str) -> str:
     ],
     ids=["library", "sageattention"],
 )
-def test_it_holds_the_library_its_kernels_and_nothing_else(
+def test_a_wheel_holds_the_library_its_kernels_and_nothing_else(
     wheel_of: Callable[[Path], Path], project: Path, beside: set[str]
 ) -> None:
     names = zipfile.ZipFile(wheel_of(project)).namelist()
@@ -99,7 +102,7 @@ def test_it_holds_the_library_its_kernels_and_nothing_else(
     assert "comfy_sage2/py.typed" in names
     kernels = {name.removeprefix("comfy_sage2/wheels/") for name in names if name.startswith("comfy_sage2/wheels/")}
     assert kernels == {path.name for path in (ROOT / "wheels").iterdir()}
-    # Of a clone that was used before, force-include takes along what it unpacked.
+    # From a clone that was used before, force-include also takes the unpacked modules.
     unpacked = [name for name in names if "_unpacked" in name and project is LIBRARY]
     assert not [*unpacked, *(name for name in names if "__pycache__" in name)]
 
@@ -119,12 +122,12 @@ def test_the_module_serves_calls(site_of: Callable[[Path], Path]) -> None:
     assert f"library: {site / 'comfy_sage2' / '__init__.py'}" in printed
 
 
-def test_without_kernels_it_is_missing(site_of: Callable[[Path], Path]) -> None:
+def test_without_kernels_the_module_is_missing(site_of: Callable[[Path], Path]) -> None:
     code = "try:\n    import sageattention\nexcept ModuleNotFoundError as error:\n    print(error.name, error)\n"
     assert "sageattention [SA-601]" in run(site_of(SAGEATTENTION), code, CUDA_VISIBLE_DEVICES="")
 
 
-def test_a_look_does_not_import_torch(site_of: Callable[[Path], Path]) -> None:
-    """It could start CUDA, and processes that a host forks afterwards would have none."""
+def test_find_spec_does_not_import_torch(site_of: Callable[[Path], Path]) -> None:
+    """torch could start CUDA, which processes that the host forks later could not use."""
     look = "print(importlib.util.find_spec('sageattention').name, 'torch' in sys.modules)\n"
     assert "sageattention False" in run(site_of(SAGEATTENTION), look)

@@ -1,4 +1,4 @@
-"""Putting a module on disk under trouble: it ends with the whole file, which others cannot change, or with a reason."""
+"""Writing a module to disk in bad conditions: the result is a whole file that others cannot change, or an error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_module_is_written_once(path: Path) -> None:
 
 
 @posix
-def test_other_users_may_read_and_not_write_whatever_the_umask_is(tmp_path: Path) -> None:
+def test_other_users_may_read_but_not_write_under_any_umask(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "_C.so"
     before = os.umask(0)
     try:
@@ -46,7 +46,7 @@ def test_other_users_may_read_and_not_write_whatever_the_umask_is(tmp_path: Path
 @pytest.mark.parametrize(
     "changed", [b"", EXTENSION[:-1] + b"!", EXTENSION + b"!", EXTENSION[:100]], ids=["empty", "byte", "longer", "cut"]
 )
-def test_a_changed_module_is_written_anew(path: Path, changed: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_module_is_written_again(path: Path, changed: bytes, caplog: pytest.LogCaptureFixture) -> None:
     path.parent.mkdir()
     path.write_bytes(changed)
     place.place(path, EXTENSION)
@@ -57,7 +57,7 @@ def test_a_changed_module_is_written_anew(path: Path, changed: bytes, caplog: py
 
 @posix
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
-def test_a_module_that_others_may_write_to_is_written_anew(path: Path, mode: int) -> None:
+def test_a_module_that_others_may_write_to_is_written_again(path: Path, mode: int) -> None:
     place.place(path, EXTENSION)
     path.chmod(mode)
     with path.open("rb") as opened_by_others:
@@ -68,7 +68,7 @@ def test_a_module_that_others_may_write_to_is_written_anew(path: Path, mode: int
 
 @posix
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away")
-def test_a_module_of_another_user_is_written_anew_and_their_folder_not_used(path: Path) -> None:
+def test_a_module_of_another_user_is_written_again_and_their_folder_is_not_used(path: Path) -> None:
     place.place(path, EXTENSION)
     os.chown(path, 1234, -1)
     place.place(path, EXTENSION)
@@ -82,8 +82,8 @@ def test_a_module_of_another_user_is_written_anew_and_their_folder_not_used(path
 @pytest.mark.parametrize(
     ("owner", "user", "may"), [(7, 7, False), (0, 7, False), (0, 0, False), (8, 7, True), (7, 0, True)]
 )
-def test_owners_that_are_trusted(owner: int, user: int, may: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This user and root, who may have unpacked it for all users of an installation."""
+def test_trusted_owners(owner: int, user: int, may: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trusted are this user and root, who may have unpacked it for all users of an installation."""
     monkeypatch.setattr(os, "geteuid", lambda: user)
     status = os.stat_result((0o100755, 1, 2, 1, owner, owner, 3, 4, 5, 6))
     assert place._others_may_change(status) == may
@@ -108,7 +108,7 @@ def test_a_link_is_replaced_and_not_followed(path: Path, tmp_path: Path) -> None
 
 
 @posix
-def test_a_pipe_in_its_place_is_replaced_and_a_folder_is_an_error(path: Path) -> None:
+def test_a_pipe_in_place_of_the_module_is_replaced_and_a_folder_is_an_error(path: Path) -> None:
     path.parent.mkdir()
     os.mkfifo(path)
     place.place(path, EXTENSION)
@@ -119,7 +119,7 @@ def test_a_pipe_in_its_place_is_replaced_and_a_folder_is_an_error(path: Path) ->
         place.place(path, EXTENSION)
 
 
-def test_a_full_disk_leaves_nothing_half(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_partial_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*paths: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -151,7 +151,7 @@ def test_windows_waits_for_processes_that_write_the_same_file(
         assert path.read_bytes() == EXTENSION
 
 
-def test_processes_at_once_all_get_the_whole_file(plugin: Plugin) -> None:
+def test_concurrent_processes_all_get_the_whole_file(plugin: Plugin) -> None:
     code = f"""
 import os, time
 from pathlib import Path
@@ -170,7 +170,7 @@ assert (root / "kernels" / "_C.so").read_bytes() == content
     assert [path.name for path in (plugin.root / "kernels").iterdir()] == ["_C.so"]
 
 
-def test_what_a_killed_process_left_is_removed_an_hour_later(path: Path) -> None:
+def test_files_of_a_killed_process_are_removed_an_hour_later(path: Path) -> None:
     path.parent.mkdir()
     old, young = (path.parent / f".partial-{name}" for name in ("old", "young"))
     for partial, age in ((old, 3700), (young, 3500)):
@@ -209,7 +209,7 @@ def test_modules_of_older_wheels_are_removed(path: Path, monkeypatch: pytest.Mon
 def test_the_users_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, home: str, cache: str | None
 ) -> None:
-    """A relative one would make a folder wherever ComfyUI was started."""
+    """A relative path would make a folder wherever ComfyUI was started."""
     monkeypatch.setenv("XDG_CACHE_HOME", variable.format(tmp_path))
     monkeypatch.setenv("HOME", home.format(tmp_path))
     own, *users = place.cache_folders()
@@ -217,7 +217,7 @@ def test_the_users_cache(
     assert users == ([] if cache is None else [Path(cache.format(tmp_path)) / "comfy_sage2" / "kernels"])
 
 
-def test_windows_which_cannot_delete_a_loaded_module_has_the_packs_folder_last(
+def test_windows_cannot_delete_a_loaded_module_and_uses_the_packs_folder_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "win32")

@@ -1,4 +1,4 @@
-"""Taking built wheels over into wheels/."""
+"""The release of built wheels into wheels/."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_wheels_of_the_version_replace_the_older_ones(repository: Path, whee
     assert lines == [f"{hashlib.sha256((wheelhouse / name).read_bytes()).hexdigest()}  {name}" for name in NAMES]
 
 
-def test_a_wheel_that_is_the_same_but_for_its_version_stays(repository: Path, wheelhouse: Path) -> None:
+def test_a_wheel_that_differs_only_in_its_version_stays(repository: Path, wheelhouse: Path) -> None:
     kept = _wheel(repository / "wheels", "sm99", "1.5.0", "py3-none-any", "new")
     _wheel(repository / "wheels", "host", "1.5.0", "py3-none-linux", "linux")
     _wheel(repository / "wheels", "host", "1.5.0", "py3-none-windows", "other")

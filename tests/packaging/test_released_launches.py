@@ -1,9 +1,9 @@
-"""What the host module of csrc/ launches, next to the released one, with the released device images.
+"""What the host module of csrc/ launches, compared with the released one, with the released device images.
 
-Every launch is compared in its kernel, grid, block, shared memory, attributes and parameters, byte for byte; tensor
-maps are parameters that say what they were made of (native/fake_driver.cpp). They are equal while csrc/VERSION is the
-released one. When it has risen, the kernels whose launches differ are printed for whoever reads the change.
-COMFY_SAGE2_WHEELHOUSE names other wheels than wheels/.
+Every launch is compared in its kernel, grid, block, shared memory, attributes and parameters, byte for byte; a tensor
+map is a parameter that holds a hash of its arguments (native/fake_driver.cpp). Launches must be equal while
+csrc/VERSION is the released one. Once it has risen, the test prints the kernels whose launches differ, for the review.
+COMFY_SAGE2_WHEELHOUSE may name another folder of wheels than wheels/.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tools.wheels.wheel_folder import wheels_for
 WHEELHOUSE = Path(os.environ.get("COMFY_SAGE2_WHEELHOUSE") or ROOT / "wheels").resolve()
 RANDOM_CALLS = 300
 
-# In the interpreter under test, which has the module's folder, the architecture and a file of calls.
+# Code for the interpreter under test. Its arguments: the module's folder, the architecture and a file of calls.
 RUN = """
 import importlib, json, sys
 sys.path[:0] = [sys.argv[1], {tests!r}]
@@ -74,7 +74,7 @@ def released(architecture: kernel_table.Architecture, tmp_path_factory: pytest.T
 def made(
     architecture: kernel_table.Architecture, released: Released, host: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A folder with the released images and the host module of csrc/, as if the images were of its launch code."""
+    """The released images and the host module of csrc/ in a folder, as if the images were built for that module."""
     folder = tmp_path_factory.mktemp("made")
     package, host_package = folder / f"comfy_sage2_{architecture.name}", folder / "comfy_sage2_host"
     for made, source in ((package, "images.py"), (host_package, "host.py")):
@@ -92,9 +92,9 @@ Run = Callable[..., Launched]
 
 @pytest.fixture
 def run(architecture: kernel_table.Architecture, built: Path, tmp_path: Path) -> Run:
-    """Runs code in an interpreter of its own that has the module of a folder.
+    """Runs code in a separate interpreter that has the module of a folder.
 
-    driver: which of the fake ones. further: of its environment.
+    driver: the folder of a fake one. further: environment variables.
     """
 
     def run(folder: Path, code: str, *arguments: str, driver: str = "driver", **further: str) -> Launched:
@@ -129,7 +129,7 @@ def differences(wanted: list[str], launches: list[str]) -> list[str]:
 
 
 def random_calls(count: int) -> list[calls.Call]:
-    """Calls of all kinds, mostly such as kernels can run."""
+    """Calls of all kinds; kernels can run most of them."""
     drawn = []
     for _ in range(count):
         kv_heads = random.choice((1, 2, 3))
@@ -213,7 +213,7 @@ with ThreadPoolExecutor(8) as pool:
 """
 
 
-def test_threads_that_share_a_plan_launch_as_alone(made: Path, run: Run) -> None:
+def test_threads_that_share_a_plan_launch_what_one_thread_does(made: Path, run: Run) -> None:
     _, launches = run(made, THREADS)
     by_stream: dict[str, set[str]] = {}
     for line in launches:

@@ -1,6 +1,6 @@
-"""The launches of scores, lists and tails of key blocks: what the kernels are told, in every field.
+"""The launches of scores, lists and tails of key blocks: every field of the kernels' parameters.
 
-The driver writes the bytes of the structures down.
+The fake driver logs the bytes of the structures.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ KINDS = {
 }  # fmt: skip
 
 
-# Of kernels whose images are texts: released ones may have other parameters.
+# Sizes for kernels whose images are plain text: released kernels may have other parameters.
 PARAMETER_BYTES = "\n".join(f"{prefix} {ctypes.sizeof(STRUCTURES[kind])}" for prefix, kind in KINDS.items())
 IMAGES = ("token_pools", "block_scores", "block_lists", "pooled_tail", "row_errors")
 
 
 @pytest.fixture
 def select(made: Path, architecture: kernel_table.Architecture, run: Run, tmp_path: Path) -> Callable[..., Any]:
-    """Runs code with cases as JSON: what it printed, and its launches."""
+    """Runs code with cases as JSON; returns what it printed, and its launches."""
     folder = tmp_path / "made"
     shutil.copytree(made, folder)
     for image in IMAGES:
@@ -84,8 +84,8 @@ def read(line: str) -> tuple[str, int, Any]:
     return name, blocks, values
 
 
-def each_apart(parts: dict[int, int], end: int) -> None:
-    """Parts of a workspace, address -> bytes, lie in it one behind the other."""
+def assert_disjoint(parts: dict[int, int], end: int) -> None:
+    """Parts of a workspace (address -> bytes) lie in it one after the other."""
     places = sorted((address - calls.WORKSPACE, size) for address, size in parts.items())
     behind = [place for place, _ in places[1:]] + [end]
     assert places[0][0] == 0
@@ -125,7 +125,7 @@ def one_case() -> list[Any]:
     return [sizes, dict(q_strides=strides(), k_strides=strides()), random.random() < 0.5, of_tail, of_lists]
 
 
-def test_selections_tell_their_kernels_everything(select: Callable[..., Any], fresh_seed: int) -> None:
+def test_selections_pass_all_parameters_to_their_kernels(select: Callable[..., Any], fresh_seed: int) -> None:
     random.seed(fresh_seed)
     cases = [one_case() for _ in range(40)]
     ends, lines = select(SELECT, cases)
@@ -141,7 +141,7 @@ def test_selections_tell_their_kernels_everything(select: Callable[..., Any], fr
 
 
 class Sizes:
-    """Of a case, and what follows from them."""
+    """The sizes of a case, and values that follow from them."""
 
     def __init__(self, sizes: dict[str, Any], strides: dict[str, Any], of_tail: dict[str, Any]) -> None:
         self.given, self.strides = sizes, {**strides, **of_tail}
@@ -155,7 +155,7 @@ class Sizes:
         assert [getattr(values, name) for name in names] == [self.given[name] for name in names]
 
     def check_pools(self, launch: tuple[str, int, Any], of: str, address: int, factor: float = 1.0) -> Any:
-        """One of the passes over the tokens of q, k or v; its parameters."""
+        """Checks one of the passes over the tokens of q, k or v; returns its parameters."""
         name, blocks, values = launch
         heads, length = ("q_heads", "q_length") if of == "q" else ("kv_heads", "kv_length")
         bh = self.given["batch"] * self.given[heads]
@@ -188,13 +188,13 @@ def check_scores(size: Sizes, launched: list[tuple[str, int, Any]], block_means:
     size.check_same(values, "q_heads", "kv_heads", "q_length", "kv_length")
     assert (values.query_blocks, values.key_blocks) == (size.query_blocks, size.key_blocks)
     assert (values.query_pools, values.query_rows, values.key_rows) == (q.pools, q.pool_rows, k.pool_rows)
-    rows = 128 if size.channels <= 128 else 64  # of Q's means, that a work item takes
+    rows = 128 if size.channels <= 128 else 64  # of Q's means per work item
     assert values.works * rows == size.q_bh * values.query_rows and 1 <= blocks <= values.works
     assert values.scores == calls.OUT and values.key_rows % 64 == 0
     of_keys = size.kv_bh * k.pool_rows * size.channels * 2
     parts = {k.center: size.kv_bh * size.channels * 4, k.pools: of_keys}
     parts[q.pools] = size.q_bh * q.pool_rows * size.channels * 2
-    parts[values.sums] = blocks * (values.key_rows // 64) * rows * 8 * 2  # 8 blocks' sums a step, in 16 bits
+    parts[values.sums] = blocks * (values.key_rows // 64) * rows * 8 * 2  # 8 blocks' sums per step, in 16 bits
     if block_means:
         means = size.check_means(launched[2], k, copies=8)
         assert values.key_pools == means.means and means.mean_rows * 8 == k.pool_rows
@@ -202,7 +202,7 @@ def check_scores(size: Sizes, launched: list[tuple[str, int, Any]], block_means:
     else:
         assert values.key_pools == k.pools
     assert len(parts) == 4 + block_means
-    each_apart(parts, end)
+    assert_disjoint(parts, end)
 
 
 def check_lists(given: dict[str, Any], launched: list[tuple[str, int, Any]]) -> None:
@@ -236,11 +236,11 @@ def check_tail(size: Sizes, launched: list[tuple[str, int, Any]], end: int) -> N
     assert math.isclose(values.factor, size.factor, rel_tol=1e-6)
     of_means = size.kv_bh * values.mean_rows * size.channels * 2
     parts = {k.center: size.kv_bh * size.channels * 4, k.pools: size.kv_bh * k.pool_rows * size.channels * 2}
-    each_apart(parts | {key_means.means: of_means, value_means.means: of_means}, end)
+    assert_disjoint(parts | {key_means.means: of_means, value_means.means: of_means}, end)
 
 
 def one_choice(most_counts: int) -> list[Any]:
-    """Without counts and a tail nobody has to give the tensors of them."""
+    """A call without counts or a tail need not give their tensors."""
     addresses = iter(range(1 << 40, 2 << 40, 1 << 32))
     head_dim, element, length = 8 * random.randint(1, 32), random.choice((2, 3)), random.randint(129, 9000)
     strides = [8 * random.randint(1, 999) for _ in range(3)]
@@ -269,8 +269,8 @@ def one_choice(most_counts: int) -> list[Any]:
     return [sample, of_rows, cuts]
 
 
-def assert_told(values: Any, given: dict[str, Any], **further: Any) -> None:
-    """Each field of the structure is what the call was given under that name."""
+def assert_parameters(values: Any, given: dict[str, Any], **further: Any) -> None:
+    """Each field of the structure equals the argument of that name."""
     for name, _ in values._fields_:
         if name not in ("padding", "counts", "cuts"):
             wanted = further[name] if name in further else given[name]
@@ -280,7 +280,7 @@ def assert_told(values: Any, given: dict[str, Any], **further: Any) -> None:
         assert list(values.counts)[: values.cuts] == given["counts"]
 
 
-def test_choices_tell_their_kernels_everything(select: Callable[..., Any], fresh_seed: int) -> None:
+def test_choices_pass_all_parameters_to_their_kernels(select: Callable[..., Any], fresh_seed: int) -> None:
     random.seed(fresh_seed)
     choices = [one_choice(12 if number else 0) for number in range(20)]
     launched = [read(line) for line in select(CHOOSE, choices)[1]]
@@ -289,13 +289,13 @@ def test_choices_tell_their_kernels_everything(select: Callable[..., Any], fresh
         element = {2: "fp16", 3: "bf16"}[sample["element"]]
         channels = next(size for size in (64, 128, 256) if rows["head_dim"] <= size)
         assert of_sample[:2] == (f"row_sample_{element}", 2 * sample["heads"] * (sample["unlike"] + 1))
-        assert_told(of_sample[2], sample, q=[sample["q"], *sample["q_strides"]])
+        assert_parameters(of_sample[2], sample, q=[sample["q"], *sample["q_strides"]])
         assert of_masses[:2] == ("row_masses", rows["heads"])
         assert of_rows[:2] == (f"row_errors_{element}_d{channels}", rows["heads"] * rows["rows"])
         names = ("out_block_stride", "out_head_stride", "out_row_stride", "last_head_stride", "last_row_stride")
         further = dict(zip(names, rows["out_strides"] + rows["last_strides"], strict=True))
         further |= {"q": [rows["q"], *rows["q_strides"]], "key_blocks": blocks_of(rows["kv_length"], 128)}
         for values in (of_masses[2], of_rows[2]):
-            assert_told(values, rows, scale=rows["scale"] * math.log2(math.e), **further)
+            assert_parameters(values, rows, scale=rows["scale"] * math.log2(math.e), **further)
         assert of_cuts[:2] == ("chosen_cuts", cuts["heads"])
-        assert_told(of_cuts[2], cuts)
+        assert_parameters(of_cuts[2], cuts)

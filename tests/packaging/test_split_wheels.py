@@ -1,4 +1,4 @@
-"""The released wheels, from parts of the test's making, one for each CPython."""
+"""The released wheels, made from the test's own parts, one part for each CPython."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _two_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def wheels(tmp_path: Path) -> dict[str, Path]:
-    """By the names of their distributions, and for host wheels their platforms."""
+    """The made wheels, by file name."""
     parts = [make_part(tmp_path, number) for number in ("310", "39")]
     made = split_wheels.make(parts, tmp_path / "out", {HOST: "4.5.6", IMAGES: "1.2.3", "comfy_sage2_sm120": "1.2.0"})
     return {path.name: path for path in made}

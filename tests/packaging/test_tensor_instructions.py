@@ -1,6 +1,6 @@
 """The tensor instructions of the mma.sync kernels, in images that are built from csrc/ for their own GPUs.
 
-On no such GPU were they run: what an image is to gain there stands and falls with these instructions.
+The images never ran on such GPUs: what they should gain there depends on these instructions.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ HEAD_DIM = 64
 pytestmark = pytest.mark.slow
 
 # A warp multiplies 32 queries and 64 keys in a step. INT8 and FP8 products have 16 x 8 x 32 multiplications, INT4 ones
-# 16 x 8 x 64; kernels hold the step twice where one form of it is rare.
-BARS = [
+# 16 x 8 x 64; kernels contain the step twice if one form of it is rare.
+EXPECTED = [
     ("sm89", "attention_d64", "4b_bias_fp32", {"IMMA.16864.S4.S4": 16, "QMMA.16832.F32.E4M3.E4M3": 32}),
     ("sm89", "attention_d64", "4b_bias_fp16", {"IMMA.16864.S4.S4": 16, "QMMA.16832.F16.E4M3.E4M3": 32}),
     ("sm89", "attention_d64", "8b_plain_fp16", {"IMMA.16832.S8.S8": 32, "QMMA.16832.F16.E4M3.E4M3": 32}),
@@ -60,11 +60,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("images")
 
 
-@pytest.mark.parametrize(("architecture", "image", "kernel", "bars"), BARS, ids=lambda value: str(value)[:40])
-def test_tensor_instructions(architecture: str, image: str, kernel: str, bars: dict[str, int], folder: Path) -> None:
+@pytest.mark.parametrize(("architecture", "image", "kernel", "expected"), EXPECTED, ids=lambda value: str(value)[:40])
+def test_tensor_instructions(
+    architecture: str, image: str, kernel: str, expected: dict[str, int], folder: Path
+) -> None:
     body = machine_code(architecture, image, folder).split(f".text.attention_{kernel}:")[1].split("\n.text.")[0]
     instructions = Counter(re.findall(r"\b((?:IMMA|QMMA|HMMA)\.[\w.]+)", body))
     instructions = Counter({name.removesuffix(".SAT"): count for name, count in instructions.items()})
-    assert instructions.keys() == bars.keys()
-    for name, count in bars.items():
+    assert instructions.keys() == expected.keys()
+    for name, count in expected.items():
         assert instructions[name] in (count, 2 * count), name

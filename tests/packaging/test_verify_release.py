@@ -1,4 +1,4 @@
-"""Where released wheels are verified, in place or at a commit that has their trees, and what they are compared with."""
+"""Released wheels are verified in place or at a commit that has their trees, each against a build of its version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="a release n
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository whose first commit is a release; its command tells which sources it sees, and ends with 3."""
+    """A repository whose first commit is a release; its command prints the sources that it sees and exits with 3."""
     root = tmp_path / "repository"
     _run("init", "--quiet", str(root), cwd=tmp_path)
     for name, text in {
@@ -47,7 +47,7 @@ def _trees(repository: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("source", ["csrc/kernel.cu", "packages/build", "csrc/new.h"])
-def test_a_release_is_verified_at_a_commit_with_its_trees_after_that(
+def test_after_later_commits_a_release_is_verified_at_one_with_its_trees(
     repository: Path, source: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     trees, release = _trees(repository), git("rev-parse", "HEAD", root=repository)
@@ -63,7 +63,7 @@ def test_a_release_is_verified_at_a_commit_with_its_trees_after_that(
 def test_each_released_wheel_is_compared_with_one_of_its_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], interpreter: str | None
 ) -> None:
-    released, asked = tmp_path / "released", []
+    released, builds = tmp_path / "released", []
     released.mkdir()
 
     def write(folder: Path, name: str, content: str) -> Path:
@@ -75,7 +75,7 @@ def test_each_released_wheel_is_compared_with_one_of_its_version(
 
     def build(architectures: list[str], out: Path, *arguments: object) -> list[Path]:
         out.mkdir(parents=True)
-        asked.append((architectures, *arguments[-1:]))
+        builds.append((architectures, *arguments[-1:]))
         return [write(out, same, "images"), write(out, host, content)]
 
     monkeypatch.setattr(verify_wheels, "build", build)
@@ -86,5 +86,5 @@ def test_each_released_wheel_is_compared_with_one_of_its_version(
     write(released, "comfy_sage2_host-2.0.0-py3-none-windows.whl", "module")
     content = "module"
     assert verify_wheels.verify(released, interpreter, tmp_path / "third") is False
-    assert asked[0] == (["sm90"], {"comfy_sage2_sm90": "1.0.0", "comfy_sage2_host": "2.0.0"})
+    assert builds[0] == (["sm90"], {"comfy_sage2_sm90": "1.0.0", "comfy_sage2_host": "2.0.0"})
     assert "windows.whl: nothing like it is built" in capsys.readouterr().out

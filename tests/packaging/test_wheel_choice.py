@@ -1,4 +1,4 @@
-"""Which bundled wheels fit, what they hold, and the reason for whatever is wrong with them."""
+"""Which bundled wheels fit, what they hold, and the errors about broken ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from comfy_sage2.kernels.bundled import KernelUnavailable
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the pack's wheels: empty."""
+    """The folder of the pack's wheels, which is empty."""
     monkeypatch.setattr(bundled, "WHEELS", tmp_path)
     return tmp_path
 
@@ -55,7 +55,7 @@ def test_a_wheel_fits_its_platform(
 
 
 @pytest.mark.parametrize(("part", "what"), [("sm75", "no sm75 kernels"), ("host", "no launch code")])
-def test_what_is_not_there_is_told_with_what_there_is(wheels: Path, part: str, what: str) -> None:
+def test_the_error_about_a_missing_wheel_names_the_present_ones(wheels: Path, part: str, what: str) -> None:
     write_images(wheels)
     with pytest.raises(KernelUnavailable, match=rf"SA-104.*{what}.* it has kernels for sm90: "):
         bundled.fitting(part)
@@ -87,7 +87,7 @@ def test_a_malformed_manifest_is_refused_in_a_short_line(wheels: Path, line: str
     assert len(str(caught.value)) < 500 and str(caught.value).isprintable()
 
 
-def test_comments_and_windows_line_ends_do_no_harm(wheels: Path) -> None:
+def test_comments_and_windows_line_ends_are_accepted(wheels: Path) -> None:
     content = write_images(wheels).read_bytes()
     text = "# a comment\r\n" + manifest_line("comfy_sage2_sm90-0.1.0-py3-none-any.whl", content).replace("\n", "\r\n")
     (wheels / bundled.MANIFEST).write_bytes(text.encode())
@@ -104,7 +104,7 @@ def test_a_manifest_that_cannot_be_read_is_named(wheels: Path, content: bytes | 
 
 @pytest.mark.parametrize("change", ["missing", "flipped", "cut", "longer", "empty"])
 @pytest.mark.parametrize("part", ["sm90", "host"])
-def test_a_wheel_that_is_not_the_released_one_is_not_even_opened(
+def test_a_wheel_that_differs_from_the_released_one_is_not_opened(
     wheels: Path, part: str, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_images(wheels) if part == "sm90" else write_host(wheels)
@@ -120,8 +120,8 @@ def test_a_wheel_that_is_not_the_released_one_is_not_even_opened(
     read = bundled.read_images if part == "sm90" else bundled.read_host
     with pytest.raises(KernelUnavailable, match=r"SA-106") as caught:
         read(*bundled.fitting(part))
-    said = "cannot be read" if change == "missing" else "is refused: its SHA-256 is "
-    assert f"{path} {said}" in str(caught.value)
+    error = "cannot be read" if change == "missing" else "is refused: its SHA-256 is "
+    assert f"{path} {error}" in str(caught.value)
 
 
 @pytest.mark.parametrize("digit", [0, 31, 63])
@@ -134,7 +134,7 @@ def test_every_digit_of_a_checksum_counts(wheels: Path, digit: int) -> None:
         bundled.read_images(*bundled.fitting("sm90"))
 
 
-def test_a_wheel_of_another_architecture_under_this_ones_name(wheels: Path) -> None:
+def test_a_wheel_that_holds_another_architecture_is_refused(wheels: Path) -> None:
     wheel = write_images(wheels, "sm89")
     wheel.rename(wheel.with_name(wheel.name.replace("sm89", "sm90")))
     release(wheels)
@@ -142,13 +142,13 @@ def test_a_wheel_of_another_architecture_under_this_ones_name(wheels: Path) -> N
         bundled.read_images(*bundled.fitting("sm90"))
 
 
-def test_images_and_what_their_build_says(wheels: Path) -> None:
+def test_images_and_their_build_info_are_read(wheels: Path) -> None:
     write_images(wheels, target="sm_90a")
     build, images = bundled.read_images(*bundled.fitting("sm90"))
     assert build["target"] == "sm_90a" and images == {"attention": b"a device image"}
 
 
-def test_the_module_of_this_python_out_of_several(wheels: Path) -> None:
+def test_the_module_of_this_python_is_read(wheels: Path) -> None:
     write_host(wheels)
     assert bundled.read_host(*bundled.fitting("host")) == (OWN_MODULE, EXTENSION)
 
@@ -161,24 +161,24 @@ def test_the_module_of_this_python_out_of_several(wheels: Path) -> None:
         {"build.json": b"[" * 100_000, "modules.json": b"[" * 100_000},
         {"a.cubin.xz": b"no xz", "build.json": b"{}", "modules.xz": b"no xz", "modules.json": b"{}"},
     ],
-    ids=["of something else", "no JSON", "deep JSON", "no xz"],
+    ids=["nothing", "no JSON", "deep JSON", "no xz"],
 )
 @pytest.mark.parametrize("part", ["sm90", "host"])
-def test_a_release_that_is_broken_is_named(wheels: Path, part: str, files: dict[str, bytes]) -> None:
+def test_a_broken_wheel_is_named(wheels: Path, part: str, files: dict[str, bytes]) -> None:
     write_wheel(wheels, part, "0.1.0", "any", files)
     read = bundled.read_images if part == "sm90" else bundled.read_host
     with pytest.raises(KernelUnavailable, match=rf"SA-106.* is not a wheel of {part} kernels"):
         read(*bundled.fitting(part))
 
 
-def test_a_python_that_has_no_module_is_told_which_have(wheels: Path) -> None:
+def test_the_error_for_a_python_without_a_module_names_those_with_one(wheels: Path) -> None:
     files = {"modules.json": b'{"_C.cp27-win_amd64.pyd": 7}', "modules.xz": lzma.compress(b"windows")}
     write_wheel(wheels, "host", "0.1.0", "any", files)
     with pytest.raises(KernelUnavailable, match=r"SA-104.*has no module for .*; it has _C\.cp27-win_amd64\.pyd: "):
         bundled.read_host(*bundled.fitting("host"))
 
 
-def test_a_python_without_lzma_is_told_so(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_python_without_lzma_says_so(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_images(wheels)
     monkeypatch.setitem(sys.modules, "lzma", None)
     with pytest.raises(KernelUnavailable, match=r"SA-105.*built without the standard module lzma"):

@@ -16,7 +16,7 @@ from tools.wheels import stage_package, verify_wheels
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A table of the test's own, with one architecture that has two images of one source."""
+    """A made-up table with an architecture that has two images of one source."""
     path = tmp_path / "architectures.json"
     cubins = {"a": {"source": "sm99/a.cu"}, "a_wide": {"source": "sm99/a.cu", "defines": {"WIDTH": 2}}}
     families = {
@@ -72,10 +72,10 @@ def test_a_staged_tree_describes_its_architectures_to_cmake(tmp_path: Path) -> N
     assert 'packages = ["src/comfy_sage2_host", "src/comfy_sage2_sm90", "src/comfy_sage2_sm80"]' in project
     assert "$" not in project and (tree / "csrc" / "binding.cpp").is_file()
     assert (tree / "src" / "comfy_sage2_host" / "__init__.py").is_file()
-    said = json.loads((tree / "src" / "comfy_sage2_sm80" / "build.json").read_text())
-    assert said["architecture"] == said["family"] == "sm80" and said["half_values"] is True
-    assert said["abi_version"] == kernel_table.abi_version() and said["toolchain"].startswith("NVRTC 12.9")
-    assert said["launch_interface"] == kernel_table.launch_interface("sm80") and said["capabilities"] == [
+    build_info = json.loads((tree / "src" / "comfy_sage2_sm80" / "build.json").read_text())
+    assert build_info["architecture"] == build_info["family"] == "sm80" and build_info["half_values"] is True
+    assert build_info["abi_version"] == kernel_table.abi_version() and build_info["toolchain"].startswith("NVRTC 12.9")
+    assert build_info["launch_interface"] == kernel_table.launch_interface("sm80") and build_info["capabilities"] == [
         [8, 0],
         [8, 6],
     ]
@@ -86,8 +86,8 @@ def test_assembler_options_reach_the_compiler(table: Path) -> None:
     assert "kernel_cubin(sm99 sm_99a a_wide sm99/a.cu -DWIDTH=2 -DFAST=1 --ptxas-options=--level=3)" in lines
 
 
-def test_cmake_and_a_development_build_tell_the_host_module_the_same(tmp_path: Path) -> None:
-    """families.cpp and binding.cpp take their definitions of either."""
+def test_cmake_and_a_development_build_give_the_host_module_the_same_definitions(tmp_path: Path) -> None:
+    """families.cpp and binding.cpp take their definitions from either."""
     sources = [(kernel_table.CSRC / source).read_text() for source in kernel_table.SHARED_SOURCES]
     taken = {name for source in sources for name in re.findall(r"\b(?:HOST_TOOLCHAIN|\w+_LAUNCH_INTERFACE)\b", source)}
     assert kernel_table.host_defines("a test").keys() == taken
@@ -97,7 +97,7 @@ def test_cmake_and_a_development_build_tell_the_host_module_the_same(tmp_path: P
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of csrc/ to be changed."""
+    """A copy of csrc/ that the test may change."""
     shutil.copytree(kernel_table.CSRC, tmp_path / "csrc")
     monkeypatch.setattr(kernel_table, "CSRC", tmp_path / "csrc")
     return tmp_path / "csrc"
@@ -113,7 +113,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("binding.cpp", set()),
     ],
 )
-def test_what_launches_are_made_by_is_the_launch_interface(sources: Path, file: str, changed: set[str]) -> None:
+def test_the_launch_interface_covers_the_launch_code(sources: Path, file: str, changed: set[str]) -> None:
     before = {family: kernel_table.launch_interface(family) for family in kernel_table.families()}
     path = sources / file
     path.write_text(path.read_text() + "// a comment\n\n")

@@ -1,4 +1,4 @@
-"""What all unit tests share."""
+"""Fixtures of all unit tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def fresh_self_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test finds what another one's stand-in for a GPU remembers of its self-test."""
+    """No test sees the self-test results of another test's made-up GPU."""
     from comfy_sage2.backends import self_test
 
     monkeypatch.setattr(self_test, "_results", {})
@@ -23,7 +23,7 @@ def fresh_self_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_plans() -> Iterator[None]:
-    """No test takes a decision that another one's backends, constraints or GPUs led to."""
+    """No test gets a plan that another test's backends, constraints or GPUs led to."""
     from comfy_sage2.dispatch import plan
 
     plan._plan.cache_clear()
@@ -33,7 +33,7 @@ def fresh_plans() -> Iterator[None]:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Versions of the packages that are installed: none but those that a test adds."""
+    """The versions of installed packages: only those that a test adds."""
     versions: dict[str, str] = {}
 
     def version(name: str) -> str:
@@ -47,7 +47,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def tracked() -> list[str]:
-    """The files that git knows."""
+    """The files that git tracks."""
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if listing.returncode != 0:
         pytest.skip("not a git checkout")

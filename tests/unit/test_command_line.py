@@ -33,13 +33,13 @@ def test_help_of_a_command(
 
 
 def refused(main: Callable[[list[str]], int], arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that a command answers wrong arguments with."""
+    """The only line that a command prints for wrong arguments."""
     with pytest.raises(SystemExit) as finished:
         main(arguments)
     assert finished.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    (line,) = said.err.splitlines()
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
     return line
 
 
@@ -107,7 +107,7 @@ def test_without_torch_the_package_imports_and_the_doctor_says_so() -> None:
 def test_a_full_disk_changes_neither_status_nor_errors() -> None:
     code = """
 import sys
-sys.modules["torch"] = None  # only to start sooner
+sys.modules["torch"] = None  # for a faster start
 from comfy_sage2.command_line import say
 say("text")
 say("more")

@@ -1,4 +1,4 @@
-"""Of a full product of parameters, the rows that are run."""
+"""Which rows of a full product of parameters run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def test_few_rows_hold_every_pair() -> None:
         assert {(row[first], row[second]) for row in chosen} == set(product(axes[first], axes[second]))
 
 
-def test_pairs_that_no_row_holds_are_not_asked_for() -> None:
+def test_pairs_that_no_row_holds_are_not_required() -> None:
     rows = [("a", "b", "c"), ("a", "b", "c"), ("d", "e", "c")]
     assert covering(rows) == [0, 2]

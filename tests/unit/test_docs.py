@@ -17,15 +17,15 @@ from tools import charts, quotes
 REPOSITORY = quotes.REPOSITORY
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"python(?:\.exe)? -m ([a-z_][\w.]*)([^`\n#]*)")
-OTHERS_MODULES = {"pip", "pytest", "torch.distributed.run", "cibuildwheel"}
+FOREIGN_MODULES = {"pip", "pytest", "torch.distributed.run", "cibuildwheel"}
 SUBCOMMANDS = {"comfy_sage2": library_commands.COMMANDS, "lab": lab_commands.COMMANDS}
 ROOTS = "comfy_sage2|lab|csrc|tools|tests|packages|requirements|web|wheels|workflows|locales|docs"
-MADE = {"comfy_sage2/kernels/_unpacked/"}
+GENERATED_PATHS = {"comfy_sage2/kernels/_unpacked/"}
 
 
 @pytest.fixture(scope="module")
 def pages(tracked: list[str]) -> dict[str, str]:
-    """The text of every Markdown file that git knows, by its path."""
+    """The text of every Markdown file that git tracks, by its path."""
     return {name: (REPOSITORY / name).read_text(encoding="utf-8") for name in tracked if name.endswith(".md")}
 
 
@@ -56,7 +56,7 @@ def test_quotes_are_as_in_the_results() -> None:
 
 
 def test_the_chart_is_as_in_the_results() -> None:
-    """`python -m tools.charts` draws it anew."""
+    """`python -m tools.charts` redraws it."""
     assert charts.PICTURE.read_text(encoding="utf-8") == charts.drawn()
 
 
@@ -92,7 +92,7 @@ def source_of(module: str) -> str:
 def test_commands_exist(pages: dict[str, str]) -> None:
     wrong = []
     for name, module, rest in commands(pages):
-        if module in OTHERS_MODULES:
+        if module in FOREIGN_MODULES:
             continue
         command = rest.split()[0].strip("`.,;:)…") if rest.split() else ""
         if module in SUBCOMMANDS and command and not command.startswith("-"):
@@ -117,7 +117,7 @@ def test_make_targets_and_paths_exist(pages: dict[str, str]) -> None:
             continue
         made = set(re.findall(r"(?:`|^ {4}(?:\S+=\S+ )*)make ([a-z-]+)", page, re.MULTILINE))
         missing += [f"{name}: make {target}" for target in made - targets]
-        paths = set(re.findall(rf"`((?:{ROOTS})/[\w./-]*)`", page)) - MADE
+        paths = set(re.findall(rf"`((?:{ROOTS})/[\w./-]*)`", page)) - GENERATED_PATHS
         missing += [f"{name}: {path}" for path in paths if not (REPOSITORY / path).exists()]
     assert missing == []
 
@@ -127,8 +127,8 @@ def test_the_files_of_the_numerics_exist(pages: dict[str, str]) -> None:
     assert files and files <= {path.name for path in (REPOSITORY / "comfy_sage2/quantize").iterdir()}
 
 
-def test_examples_import_what_there_is(pages: dict[str, str]) -> None:
-    """Of this project: what else an example needs may not be installed here."""
+def test_examples_import_existing_names(pages: dict[str, str]) -> None:
+    """Only this project's modules: other packages of an example may not be installed here."""
     missing = []
     for name, page in pages.items():
         for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
@@ -140,7 +140,7 @@ def test_examples_import_what_there_is(pages: dict[str, str]) -> None:
     assert missing == []
 
 
-def test_no_picture_is_left_over(pages: dict[str, str]) -> None:
+def test_every_picture_is_used(pages: dict[str, str]) -> None:
     everything = "\n".join(pages.values())
     pictures = [*(REPOSITORY / "docs" / "images").iterdir(), *(REPOSITORY / "web" / "docs" / "images").iterdir()]
     assert [picture.name for picture in pictures if picture.name not in everything] == []
@@ -161,10 +161,10 @@ def rows() -> list[str]:
 
 
 def test_every_code_is_explained_once() -> None:
-    given = codes("comfy_sage2/**/*.py", "*.py")
-    assert len(given) > 40
-    assert given - set(rows()) == set(), "codes without a row"
-    assert set(rows()) - given == set(), "rows without a message"
+    used = codes("comfy_sage2/**/*.py", "*.py")
+    assert len(used) > 40
+    assert used - set(rows()) == set(), "codes without a row"
+    assert set(rows()) - used == set(), "rows without a message"
     assert rows() == sorted(set(rows())), "each code once, in order"
 
 
@@ -176,7 +176,7 @@ def test_codes_on_other_pages_are_explained() -> None:
 CSRC = REPOSITORY / "csrc"
 
 
-def test_what_the_code_cites_is_there() -> None:
+def test_experiments_that_the_code_cites_exist() -> None:
     known = set(re.findall(r"^\| (E\d{3}) \|", (CSRC / "EXPERIMENTS.md").read_text(encoding="utf-8"), re.MULTILINE))
     sources = [file for file in CSRC.rglob("*") if file.suffix in {".h", ".cuh", ".cu", ".cpp", ".md"}]
     cited = {number for file in sources for number in re.findall(r"\bE\d{3}\b", file.read_text(encoding="utf-8"))}

@@ -1,4 +1,4 @@
-"""The doctor's words and exit status, with backends and machines made up for the test."""
+"""The doctor's report and exit status, with made-up backends and machines."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def parts_of(report: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def test_a_report_has_all_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine with two GPUs, of which one was measured, and without a GPU."""
+    """On a machine with two GPUs, one of them measured, and on one without a GPU."""
     install(monkeypatch, Accelerated("broken", works=False))
     peers = SimpleNamespace(name="a", availability=lambda: "no a"), SimpleNamespace(name="b", version="1.2")
     peers[1].availability = lambda: None
@@ -115,8 +115,8 @@ def test_a_report_has_all_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert without["measured speed"] == [("none", "no GPU here")]
 
 
-def test_a_gpu_that_cuda_cannot_start_ends_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVML may list it nevertheless."""
+def test_a_gpu_that_cuda_cannot_start_does_not_end_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML may still list such a GPU."""
 
     def fail(device: torch.device) -> None:
         raise RuntimeError("Error 802: system not yet initialized")
@@ -144,15 +144,13 @@ def test_the_verdict_names_every_device() -> None:
 
 
 def test_the_verdict_names_the_reason_of_the_gpus_own_kernels() -> None:
-    """Kernels for other GPUs come first in the order of preference, and their reason helps nobody."""
+    """Kernels for other GPUs come first in the order of preference, but their reason does not help."""
     other, own = "[SA-103] these kernels need compute capability 9.0, got 8.9", "[SA-102] the driver is too old"
     verdicts = [doctor.Verdict("cuda:0", mode, {"sm90": other, "sm89": own}) for mode in ("8b", "4b")]
     assert doctor.conclusion(verdicts).endswith(f"Cause: {own}")
 
 
-def test_a_machine_without_a_driver_is_told_so_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_driver_is_reported_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     install(monkeypatch, Accelerated("one", works=False), Accelerated("two", works=False))
     module = SimpleNamespace(version="1.2.3", abi_version=1, target="sm_90a")
     monkeypatch.setattr(loader, "load", lambda name: module)
@@ -208,7 +206,7 @@ def line_about_other_packs(capsys: pytest.CaptureFixture[str]) -> str:
     return next(line for line in capsys.readouterr().out.splitlines() if "computed by" in line)
 
 
-def test_it_says_who_serves_packs_that_import_sageattention(
+def test_the_report_says_what_serves_packs_that_import_sageattention(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -239,7 +237,7 @@ def test_a_failing_probe_does_not_hide_the_rest(
     assert "backend for each mode" in printed
 
 
-def test_each_module_is_named_with_its_abi_and_why_an_installed_one_is_ignored(
+def test_each_module_has_its_abi_and_the_reason_why_an_installed_one_is_ignored(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = SimpleNamespace(architecture="good", version="1.2.3", abi_version=1, target="sm_90a")
@@ -258,10 +256,10 @@ def test_each_module_is_named_with_its_abi_and_why_an_installed_one_is_ignored(
 
 
 def test_each_module_is_tested_on_its_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = []
+    tested = []
 
     def test_now(architecture: str, index: int, variants: object) -> self_test.TestResult:
-        asked.append((architecture, index))
+        tested.append((architecture, index))
         if index == 1:
             raise RuntimeError("the GPU's memory does not suffice for the self-test")
         return (
@@ -279,4 +277,4 @@ def test_each_module_is_tested_on_its_gpu(monkeypatch: pytest.MonkeyPatch, capsy
         "sm90 on cuda:1 unknown: RuntimeError: the GPU's memory does not suffice for the self-test",
         "sm89 on cuda:2 failed: wrong",
     ]
-    assert asked == [("sm90", 0), ("sm90", 1), ("sm89", 2)]
+    assert tested == [("sm90", 0), ("sm90", 1), ("sm89", 2)]

@@ -1,4 +1,4 @@
-"""Who has no kernels here is told what to use: by `explain`, by doctor, and once by the node."""
+"""GPUs without kernels: `explain`, doctor and, once, the node say what to use instead."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GPU = torch.device("cuda", 0)
 OWN = "use ComfyUI's own attention"
 KITCHEN = f"{OWN} or comfy-kitchen's INT8 (--use-ck-attention)"
 EXACT = "use mode exact or ComfyUI's own attention"
-WITHOUT = {
+WITHOUT_KERNELS = {
     (6, 1): ("GPUs before Ampere lack instructions", OWN),
     (7, 0): ("GPUs before Ampere lack instructions", OWN),
     (7, 5): ("Turing lacks instructions", KITCHEN),
@@ -52,9 +52,9 @@ def _reasons() -> dict[str, str | None]:
     return {name: reasons[name] for name in KERNELS}
 
 
-@pytest.mark.parametrize("gpu", WITHOUT, indirect=True, ids="{0[0]}.{0[1]}".format)
+@pytest.mark.parametrize("gpu", WITHOUT_KERNELS, indirect=True, ids="{0[0]}.{0[1]}".format)
 def test_a_gpu_without_kernels(gpu: tuple[int, int], capsys: pytest.CaptureFixture[str]) -> None:
-    why, instead = WITHOUT[gpu]
+    why, instead = WITHOUT_KERNELS[gpu]
     (reason,) = set(_reasons().values())
     assert reason is not None
     assert reason.startswith("[SA-103] there are no kernels for compute capability {}.{}: ".format(*gpu))
@@ -67,7 +67,7 @@ def test_a_gpu_without_kernels(gpu: tuple[int, int], capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("gpu", [(12, 1)], indirect=True, ids=["12.1"])
-def test_12_1_runs_the_code_of_12_0(gpu: tuple[int, int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_12_1_runs_the_code_for_12_0(gpu: tuple[int, int], capsys: pytest.CaptureFixture[str]) -> None:
     reasons = _reasons()
     assert reasons.pop("sm120") is None
     assert all(str(reason).endswith(", got 12.1") for reason in reasons.values())
@@ -77,16 +77,18 @@ def test_12_1_runs_the_code_of_12_0(gpu: tuple[int, int], capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("gpu", [(8, 6), (8, 9), (9, 0), (12, 0)], indirect=True, ids="{0[0]}.{0[1]}".format)
-def test_the_start_names_gpu_kernels_and_modes(gpu: tuple[int, int]) -> None:
+def test_the_start_line_names_gpu_kernels_and_modes(gpu: tuple[int, int]) -> None:
     kernels = {(8, 6): "sm80", (8, 9): "sm89", (9, 0): "sm90", (12, 0): "sm120"}[gpu]
-    said = ready_line(GPU)
-    assert f" is ready on GPU of the test {gpu} with the kernels {kernels} in modes " in said
-    modes = said.partition(" in modes ")[2].split(", ")
+    line = ready_line(GPU)
+    assert f" is ready on GPU of the test {gpu} with the kernels {kernels} in modes " in line
+    modes = line.partition(" in modes ")[2].split(", ")
     assert modes[-1] == "exact" and "8b" in modes
 
 
 @pytest.mark.parametrize("gpu", [(8, 9)], indirect=True, ids=["8.9"])
-def test_the_start_says_why_kernels_cannot_be_loaded(gpu: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_start_line_says_why_kernels_cannot_be_loaded(
+    gpu: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: f"[SA-109] no {architecture}")
     assert ready_line(GPU).endswith("cannot be loaded: [SA-109] no sm89")
 

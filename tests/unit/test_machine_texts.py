@@ -1,4 +1,4 @@
-"""Facts about a machine whose tools say odd things."""
+"""Facts about a machine whose tools give odd answers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from comfy_sage2.system import machine
 
 
 def test_windows_takes_the_driver_from_the_system_folder_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    loaded = []
 
     def library(name: str, winmode: int | None = None) -> None:
-        asked.append((name, winmode))
+        loaded.append((name, winmode))
         raise OSError(name)
 
     monkeypatch.setattr(ctypes, "CDLL", library)
@@ -24,11 +24,11 @@ def test_windows_takes_the_driver_from_the_system_folder_only(monkeypatch: pytes
     with pytest.raises(OSError, match=r"nvcuda\.dll"):
         machine.driver_cuda()
     search_system32 = 0x800
-    assert asked == [("nvml.dll", search_system32), ("nvcuda.dll", search_system32)]
+    assert loaded == [("nvml.dll", search_system32), ("nvcuda.dll", search_system32)]
 
 
 @pytest.mark.parametrize(("code", "version"), [(0, "580.65.06"), (9, None)])
-def test_the_management_library_is_closed_whether_it_answers_or_not(
+def test_the_management_library_is_closed_after_success_and_failure(
     code: int, version: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Library:

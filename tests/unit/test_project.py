@@ -16,7 +16,7 @@ def text(name: str) -> str:
     return (REPOSITORY / name).read_text(encoding="utf-8")
 
 
-def test_one_version() -> None:
+def test_the_version_is_the_same_everywhere() -> None:
     assert f'\nversion = "{comfy_sage2.__version__}"\n' in text("pyproject.toml")
 
 
@@ -34,7 +34,7 @@ def test_the_changelog_has_the_version() -> None:
     assert sections[0] == comfy_sage2.__version__ and "Unreleased" not in sections
 
 
-def test_the_workflows_of_github_name_what_there_is() -> None:
+def test_githubs_workflows_name_only_what_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
     architectures = set(json.loads(text("csrc/architectures.json"))["architectures"])
     checks, wheels = (text(f".github/workflows/{name}.yml") for name in ("checks", "wheels"))
@@ -55,11 +55,11 @@ def test_the_workflows_of_github_name_what_there_is() -> None:
     assert cpythons is not None and versions == {f"31{minor}" for minor in cpythons[1].split(",")}
 
 
-# Windows has 260 characters for a whole path, of which ComfyUI's custom_nodes in a user's folder take most.
+# Windows allows 260 characters for a whole path; the path to custom_nodes in a user's folder takes most of them.
 LONGEST_PATH = 80
 BINARY = {".whl", ".safetensors", ".webp", ".png", ".jpg", ".jpeg", ".gif", ".mp4", ".npz", ".bin", ".pt"}
 MOST_WHEEL_BYTES, MOST_PICTURE_BYTES = 7_000_000, 2_500_000
-# Of the demo: 20 MB that a clone keeps of each training.
+# The demo's models: a clone keeps 20 MB for each training that was committed.
 MODELS = REPOSITORY / "lab" / "models" / "demo"
 WEIGHTS = {  # the start of their SHA-256
     "demo_caption_classifier_fp16.safetensors": "c62b7dda3c2e2162f710becc7a4fbd46",
@@ -73,21 +73,21 @@ def test_no_path_is_long(tracked: list[str]) -> None:
     assert [name for name in tracked if len(name) > LONGEST_PATH] == []
 
 
-def test_binary_files_are_few_bytes(tracked: list[str]) -> None:
+def test_binary_files_are_small(tracked: list[str]) -> None:
     binary = {name: (REPOSITORY / name).stat().st_size for name in tracked if Path(name).suffix.lower() in BINARY}
     wheels = sum(size for name, size in binary.items() if name.endswith(".whl"))
     pictures = sum(size for name, size in binary.items() if not name.endswith((".whl", ".safetensors")))
     assert wheels <= MOST_WHEEL_BYTES and 0 < pictures <= MOST_PICTURE_BYTES
 
 
-def test_every_other_file_is_a_text(tracked: list[str]) -> None:
-    """So that the bytes above are all."""
+def test_every_other_file_is_text(tracked: list[str]) -> None:
+    """So the limits above cover all binary files."""
     texts = [name for name in tracked if Path(name).suffix.lower() not in BINARY]
     assert len(texts) > 500
     assert [name for name in texts if b"\0" in (REPOSITORY / name).read_bytes()] == []
 
 
-def test_the_demos_weights_are_not_trained_anew(tracked: list[str]) -> None:
+def test_the_demos_weights_are_unchanged(tracked: list[str]) -> None:
     digests = {name: hashlib.sha256((MODELS / name).read_bytes()).hexdigest()[:32] for name in WEIGHTS}
     assert digests == WEIGHTS
     weights = {name for name in tracked if name.endswith(".safetensors")}

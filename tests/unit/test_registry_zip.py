@@ -1,4 +1,4 @@
-"""What `comfy node pack` puts into the registry's zip: the files git knows, without those of .comfyignore."""
+"""What `comfy node pack` puts into the registry's zip: the files that git tracks, without those of .comfyignore."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pathspec = pytest.importorskip("pathspec")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MOST_BYTES = 8_000_000
-# What reviewers and scanners of packs ask about; docs/dev/releasing.md says of each file why it has one of these.
+# What reviewers and scanners of packs ask about; docs/dev/releasing.md says why each file has one of these.
 ASKED_ABOUT = re.compile(r"\b(importlib|sys\.modules|_sys\.modules|meta_path|ctypes|os\.environ|os\.getenv|tempfile)\b")
 REFUSED = re.compile(r"\b(subprocess|os\.system|import_module|__import__|exec\(|eval\(|marshal|base64|socket|urllib)")
 
@@ -30,14 +30,14 @@ def packed(tracked: list[str]) -> list[str]:
 
 
 def nodes_of_the_laboratory() -> list[str]:
-    """The identifiers of the nodes that a clone has beside those of an installation from the registry."""
+    """The ids of the nodes that a clone has and an installation from the registry lacks."""
     text = (REPOSITORY / "lab" / "nodes.py").read_text(encoding="utf-8")
     return re.findall(r'node_id="(\w+)"', text)
 
 
-def test_it_holds_the_pack_and_nothing_of_the_workshop(packed: list[str]) -> None:
-    rooms = {name.partition("/")[0] for name in packed if "/" in name}
-    assert rooms <= {"comfy_sage2", "docs", "locales", "web", "wheels", "workflows"}
+def test_the_zip_holds_the_pack_and_no_developer_files(packed: list[str]) -> None:
+    folders = {name.partition("/")[0] for name in packed if "/" in name}
+    assert folders <= {"comfy_sage2", "docs", "locales", "web", "wheels", "workflows"}
     assert {"__init__.py", "nodes.py", "install.py", "pyproject.toml", "LICENSE"} <= set(packed)
     offered = "comfy_sage2/integrations/sageattention/path/sageattention/__init__.py"
     assert {"prestartup_script.py", "web/js/settings.js", offered} <= set(packed)
@@ -79,7 +79,7 @@ def test_comfy_cli_has_no_warning_and_packs_these_files(
         assert sorted(archive.namelist()) == sorted(packed)
 
 
-def test_it_is_small(packed: list[str]) -> None:
+def test_the_zip_is_small(packed: list[str]) -> None:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in packed:
@@ -87,7 +87,7 @@ def test_it_is_small(packed: list[str]) -> None:
     assert len(file.getvalue()) <= MOST_BYTES
 
 
-def test_it_holds_no_model_and_no_picture_but_those_that_comfyui_shows(packed: list[str]) -> None:
+def test_the_zip_holds_no_models_and_only_pictures_that_comfyui_shows(packed: list[str]) -> None:
     suffixes = {Path(name).suffix.lower() for name in packed}
     assert not suffixes & {".safetensors", ".pt", ".pth", ".bin", ".gguf", ".npz", ".mp4", ".webm", ".gif", ".svg"}
     pictures = [name for name in packed if Path(name).suffix.lower() in {".png", ".jpg", ".jpeg", ".webp"}]

@@ -1,4 +1,4 @@
-"""What can be said of the shipped workflows' files without a ComfyUI.
+"""Checks of the shipped workflows' files that need no ComfyUI.
 
 The files are edited in ComfyUI: open one, change it, and export it over itself.
 """
@@ -17,14 +17,14 @@ from PIL import Image
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"
 WORKFLOWS = sorted(FOLDER.glob("*.json"))
 DEMO = "CPU demo SageAttention"  # its files come with the repository
-COMPARISONS = (DEMO, "Wan2.1 comparison SageAttention")  # one of their samplers is without the node
+COMPARISONS = (DEMO, "Wan2.1 comparison SageAttention")  # one sampler of each runs without the node
 PACK, CORE = "comfy-sage2", "comfy-core"  # as the registry names them
 FOLDERS = {
     "checkpoints", "clip_vision", "diffusion_models", "latent_upscale_models", "loras", "text_encoders", "vae",
 }  # fmt: skip
 READABLE = 0.7  # the zoom below which texts are hard to read
-TITLE = 30  # pixels, of a node
-# Pixels by which a node grows when it shows what a run did.
+TITLE = 30  # pixels of a node's title
+# Pixels by which a node grows when it shows its report of a run.
 GROWS = {"SageAttention2Report": 300}
 THUMBNAIL, MOST_BYTES = (400, 400), 60_000
 
@@ -49,26 +49,26 @@ def models(path: Path) -> list[dict[str, str]]:
 
 
 @each_workflow
-def test_titles_are_read_and_found(path: Path) -> None:
+def test_titles_are_readable_and_easy_to_find(path: Path) -> None:
     """ComfyUI's template browser shows and searches nothing else of a pack's templates.
 
-    It cuts titles off after 238 pixels in its narrowest cards, which is about 33 letters. A title of few words ranks
-    higher, and a digit after a name counts as a word: so it is "Wan2.2", which is found as "wan 2.2" too.
+    It cuts titles off after 238 pixels in its narrowest cards, which is about 33 letters. Titles of few words rank
+    higher, and a number after a space counts as a word: hence "Wan2.2", which a search for "wan 2.2" finds, too.
     """
     assert re.fullmatch(r"[A-Z][\w.-]*( [\w.-]+)* SageAttention", path.stem, re.ASCII) and len(path.stem) <= 33
 
 
 @each_workflow
 def test_every_node_names_its_pack_and_version(path: Path) -> None:
-    """The manager finds the pack of a node that is missing by them."""
+    """From these the manager finds the pack of a missing node."""
     for node in nodes(path):
         assert node["properties"]["cnr_id"] == (PACK if node["type"].startswith("SageAttention2") else CORE)
         assert node["properties"]["ver"]
 
 
 @each_workflow
-def test_nodes_do_not_overlap_and_open_at_a_size_that_is_read(path: Path) -> None:
-    """Not after a run either. The frontend fits the nodes with their titles into three quarters of the window."""
+def test_nodes_do_not_overlap_and_open_at_a_readable_size(path: Path) -> None:
+    """Nor after a run. The frontend fits the nodes with their titles into three quarters of the window."""
     boxes = [
         (x, y, x + width, y + height + GROWS.get(node["type"], 0))
         for node in read(path)["nodes"]

@@ -28,7 +28,7 @@ def test_hostile_text_becomes_one_line() -> None:
             assert len(shown) < 3000 and not BREAKS_A_LINE & set(shown), shown[:100]
 
 
-def test_quoted_is_short_whatever_it_gets() -> None:
+def test_quoted_text_is_always_short() -> None:
     deep: Any = []
     for _ in range(5000):
         deep = [deep]

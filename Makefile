@@ -34,8 +34,8 @@ export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help environment host-environment frontends hooks check test test-all lint style contracts types lines format \
-	quick-tests frontend-tests comfyui-tests exhaustive-tests gpu-tests torch-tests platform-tests demo doctor \
-	host-times wheels wheels-verify clean
+	quick-tests frontend-tests comfyui-tests exhaustive-comfyui-tests exhaustive-tests gpu-tests torch-tests \
+	platform-tests demo doctor host-times wheels wheels-verify clean
 .SECONDARY:
 
 help:
@@ -142,6 +142,10 @@ frontend-tests: environment host-environment frontends
 comfyui-tests: environment host-environment frontends
 	$(PYTEST) $(TWO_PROCESSES) tests/comfyui
 	$(MAKE) frontend-tests COMFY_SAGE2_FRONTEND=newest
+
+exhaustive-comfyui-tests: export COMFYUI_PATH = $(COMFYUI)
+exhaustive-comfyui-tests: environment host-environment
+	$(PYTEST) $(TWO_PROCESSES) -m exhaustive tests/comfyui --ignore tests/comfyui/frontend --ignore tests/comfyui/stacks
 
 exhaustive-tests: environment
 	$(PYTEST) $(TWO_PROCESSES) -m exhaustive tests/unit tests/packaging

@@ -148,8 +148,11 @@ class PeerCall(BoundCall):
 
     def _checked(self, out: Any, optional: OptionalTensors) -> Result:
         out = out.transpose(1, 2) if self._transposes else out
-        if (out.shape, out.dtype) != (self._signature.q.shape, self._signature.dtype):
-            raise ValueError(f"its output is {out.dtype} of shape {tuple(out.shape)}")
+        shape, dtype = self._signature.q.shape, self._signature.dtype
+        if (out.shape, out.dtype) != (shape, dtype):
+            raise ValueError(
+                f"its output must be {dtype} of shape {tuple(shape)}, got {out.dtype} of shape {tuple(out.shape)}"
+            )
         mask = mask_4d(optional.attn_mask)
         if mask is not None:
             closed = closed_rows(mask)[..., None]
@@ -194,7 +197,7 @@ def _sage_attention() -> PeerFunctions:
 def _installed_version(distribution: str) -> str | None:
     try:
         return importlib.metadata.version(distribution)
-    except Exception:  # none is installed, or what is there cannot be read
+    except (ImportError, OSError, ValueError, KeyError):  # it is not installed, or its metadata are damaged
         return None
 
 

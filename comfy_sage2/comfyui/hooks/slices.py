@@ -122,7 +122,7 @@ def _projected(
         return None
     first = [_call(part, 0)]
     if has_observer(*first[0].tensors()):  # the stand-in for the whole call would hide a gradient
-        session.note_whole("[SA-324] autograd or another observer has to see q, k and v")
+        session.note_whole("[SA-324] a gradient, a trace or a torch dispatch mode needs q, k and v of all tokens")
         return None
     one_token = (tensor.new_empty((*tensor.shape[:2], 1, tensor.shape[3])) for tensor in first[0].tensors("BHND"))
     q, k, v = (tensor.expand(-1, -1, tokens, -1) for tensor in one_token)  # the whole's shapes, without its memory

@@ -183,12 +183,14 @@ def seconds_by_turns(
 
     gc.collect()
     gc.freeze()  # else a collection that visits every object lands in one candidate's step
-    with ThreadPoolExecutor(len(candidates)) as pool:
-        for _ in range(rounds):
-            turns = Turns(candidates, rng)
-            running = [pool.submit(run, turns, name) for name in candidates]
-            turns.give()
-            for sampling in running:
-                sampling.result()
-    gc.unfreeze()
+    try:
+        with ThreadPoolExecutor(len(candidates)) as pool:
+            for _ in range(rounds):
+                turns = Turns(candidates, rng)
+                running = [pool.submit(run, turns, name) for name in candidates]
+                turns.give()
+                for sampling in running:
+                    sampling.result()
+    finally:
+        gc.unfreeze()
     return seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,11 @@ def device(text: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:  # AssertionError: this torch was built without CUDA
         raise argparse.ArgumentTypeError(f"torch cannot use {text!r} here: {str(error).splitlines()[0]}") from None
     return chosen
+
+
+def shown(arguments: list[str]) -> list[str]:
+    """A command's arguments as a page shows them: without where a build lies on this machine."""
+    return [re.sub(r"^(--build=[^=]+|[^-][^=]*)=.*", r"\1=FOLDER", text) for text in arguments]
 
 
 def add_device(parser: Parser) -> None:

@@ -22,7 +22,7 @@ import torch
 
 from comfy_sage2.options import MODES
 
-from ..arguments import above_0, add_seed, cuda_device, parser_of
+from ..arguments import above_0, add_seed, cuda_device, parser_of, shown
 from ..result_page import gpu_in_a_file_name, page_head, show, write
 from . import accuracy, ours, peers, shapes, speed
 from .candidates import Candidates
@@ -78,13 +78,11 @@ def main(arguments: list[str]) -> int:
     candidates = _find(options)
     rng, timer = random.Random(options.seed), KernelTimer()
     measured = Measured(candidates.able, candidates.missing)
-    # The page does not say where a build lies on this machine.
-    shown = [f"{text.partition('=')[0]}=FOLDER" if "=" in text else text for text in arguments]
     head = page_head(
         f"Attention calls on one {torch.cuda.get_device_name(device)}",
         device,
         settings="the attention function; `rotate` on auto unless a row says otherwise, in builds off",
-        command=f"{shlex.join(['python', '-m', 'lab', 'bench', *shown])}` with seed `{options.seed}",
+        command=f"{shlex.join(['python', '-m', 'lab', 'bench', *shown(arguments)])}` with seed `{options.seed}",
     )
     name = options.page or ("mma-family" if options.build else f"attention-{gpu_in_a_file_name(device)}")
     with torch.no_grad():

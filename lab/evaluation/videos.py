@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -31,11 +31,11 @@ from comfy_sage2.sparsity.errors import Inputs
 from comfy_sage2.sparsity.levels import LEVELS, Level
 from comfy_sage2.timing.measure import ensure_timed
 
-from ..arguments import add_device, at_least_1, parser_of
+from ..arguments import add_device, at_least_1, parser_of, shown
 from ..baselines import BASELINES
 from ..bench import ours as kernels
 from ..bench import peers
-from ..bench.candidates import BenchmarkCandidate
+from ..bench.candidates import BenchmarkCandidate, Candidates, PeerMissing
 from ..demo.job import CLASSIFIER_FILE, FOLDER, Job
 from ..demo.metrics import psnr, ssim
 from ..demo.model import Attend, DemoModel, ReplacedAttention, pixels, starting_noise
@@ -104,7 +104,7 @@ class SparseAttention:
 
 
 def attentions(device: torch.device) -> dict[str, Attend]:
-    """Row -> attention, full precision first; on a CPU the reference computes the modes."""
+    """Row -> attention, full precision first; on a CPU the reference computes the modes. Without other packages."""
     ours = partial(attention, backend=None if device.type == "cuda" else "reference", return_lse=False)
     rows: dict[str, Attend] = {FULL_PRECISION: F.scaled_dot_product_attention}
     rows[AUTO] = partial(ours, mode=AUTO)
@@ -113,10 +113,27 @@ def attentions(device: torch.device) -> dict[str, Attend]:
         rows[f"{mode}, rotate off"] = partial(ours, mode=mode, rotate="off")
     for name, level in LEVELS.items():
         rows[f"8b, sparse {name}"] = SparseAttention(partial(_with_lse, ours), level)
-    rows |= {name: baseline(name) for name in BASELINES}
-    if device.type == "cuda":
-        rows |= {candidate.name: of_candidate(candidate) for candidate in peers.find(_PEERS).able}
-    return rows
+    return rows | {name: baseline(name) for name in BASELINES}
+
+
+def split_able(
+    candidates: Iterable[BenchmarkCandidate], device: torch.device
+) -> tuple[dict[str, Attend], dict[str, str]]:
+    """Row -> attention of those that compute a self- and a cross-attention here; row -> reason of the rest."""
+    able, failures = dict[str, Attend](), dict[str, str]()
+    q, text = (torch.randn(1, 2, tokens, 64, dtype=torch.bfloat16, device=device) for tokens in (576, 24))
+    for candidate in candidates:
+        attend = of_candidate(candidate)
+        try:
+            is_finite = all(bool(attend(q, k, k).isfinite().all()) for k in (q, text))
+        except (RuntimeError, ValueError, TypeError, PeerMissing) as error:
+            failures[candidate.name] = " ".join(str(error).split())
+        else:
+            if is_finite:
+                able[candidate.name] = attend
+            else:
+                failures[candidate.name] = "it returns NaN or infinity"
+    return able, failures
 
 
 def _with_lse(
@@ -231,10 +248,10 @@ def main(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     device, job = options.device, Job(frames=33, steps=20, seed=0)
-    every = attentions(device)
-    for build in options.build:
-        candidates = kernels.of_build(build.name, build.load(), rotate="auto")
-        every |= {candidate.name: of_candidate(candidate) for candidate in candidates}
+    packages = peers.find(_PEERS) if device.type == "cuda" else Candidates()
+    builds = chain.from_iterable(kernels.of_build(build.name, build.load(), rotate="auto") for build in options.build)
+    able, failures = split_able([*packages.able, *builds], device)
+    every = attentions(device) | able
     chosen = [name for name in every if any(text in name for text in options.rows or [""])]
     rows = {name: every[name] for name in every if name == FULL_PRECISION or name in chosen}
     ensure_timed(device)  # from which "auto" chooses
@@ -244,10 +261,11 @@ def main(arguments: list[str]) -> int:
         "Whole videos of the demo model",
         device,
         settings="the attention function; `rotate` on auto unless a row says otherwise",
-        command=shlex.join(["python", "-m", "lab", "videos", *arguments]),
+        command=shlex.join(["python", "-m", "lab", "videos", *shown(arguments)]),
     )
     lines += body(job, scenes, results)
-    lines += ["", f"*auto* is {auto_mode(AttentionOptions(AUTO), device, torch.bfloat16, 128).reason}."]
+    lines += ["", *(f"- {name} is not in the table: {why}" for name, why in (packages.missing | failures).items()), ""]
+    lines += [f"*auto* is {auto_mode(AttentionOptions(AUTO), device, torch.bfloat16, 128).reason}."]
     write(lines, "videos", options.results)
     if options.results is not None:
         sheet = contact_sheet({name: row.shown[:_SHOWN_CAPTIONS] for name, row in results.items()})

@@ -12,6 +12,7 @@ import pytest
 
 from comfy_sage2 import __main__ as command_line
 from lab import __main__ as laboratory
+from lab.arguments import shown
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -117,3 +118,8 @@ raise SystemExit(3)
     with Path("/dev/full").open("w") as full:
         run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, env=environment)
     assert (run.returncode, run.stderr) == (3, "")
+
+
+def test_a_page_does_not_say_where_a_build_lies() -> None:
+    given = ["--rows", "8b", "--build", "a=/x/y=z", "--build=b=/x", "--seconds=5"]
+    assert shown(given) == ["--rows", "8b", "--build", "a=FOLDER", "--build=b=FOLDER", "--seconds=5"]

@@ -7,10 +7,11 @@ import random
 import pytest
 import torch
 
+from lab.bench.candidates import BenchmarkCandidate, Call, Inputs
 from lab.demo.job import CLASSIFIER_FILE, FOLDER, Job
 from lab.demo.scenes import random_scene
 from lab.evaluation.caption_classifier import CaptionClassifier, shrunk, targets, word_accuracy
-from lab.evaluation.videos import FULL_PRECISION, attentions, body, run
+from lab.evaluation.videos import FULL_PRECISION, attentions, body, run, split_able
 
 RNG = random.Random(0)
 SCENES = [random_scene(RNG) for _ in range(20)]
@@ -28,6 +29,22 @@ def test_every_attention_is_compared_with_full_precision() -> None:
     header, _, full, ours, _ = [line for line in body(job, scenes, results) if line.startswith("|")]
     assert full.endswith("|  |  |  |  |")
     assert header.count("|") == ours.count("|") and ours.startswith("| 8b | ")
+
+
+def test_a_package_that_fails_has_a_reason_in_place_of_a_row() -> None:
+    def only_self_attention(inputs: Inputs) -> Call:
+        if inputs.q.shape != inputs.k.shape:
+            raise RuntimeError("no cross-attention\n here")
+        return Call(lambda: inputs.v)
+
+    candidates = [
+        BenchmarkCandidate("works", "1.0", lambda inputs: Call(lambda: inputs.q)),
+        BenchmarkCandidate("fails", "1.0", only_self_attention),
+        BenchmarkCandidate("NaN", "1.0", lambda inputs: Call(lambda: inputs.q * torch.nan)),
+    ]
+    able, failures = split_able(candidates, CPU)
+    assert list(able) == ["works"]
+    assert failures == {"fails": "no cross-attention here", "NaN": "it returns NaN or infinity"}
 
 
 def test_exact_logits_have_full_word_accuracy() -> None:

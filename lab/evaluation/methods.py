@@ -38,12 +38,15 @@ def reference(options: ReferenceOptions) -> Method:
     )[0]
 
 
+def _in_16_bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.bfloat16 else tensor.half()
+
+
 def in_mode(options: AttentionOptions) -> Method:
     """The reference in a mode of the public call, with 16 bits where the mode keeps the type of the tensors."""
 
     def run(sample: AttentionSample) -> torch.Tensor:
-        dtype = torch.bfloat16 if sample.q.dtype == torch.bfloat16 else torch.float16
-        return reference(ReferenceOptions.of(options, dtype=dtype))(sample)
+        return reference(ReferenceOptions.of(options, dtype=_in_16_bits(sample.q).dtype))(sample)
 
     return run
 
@@ -60,9 +63,10 @@ def backend(name: str, options: AttentionOptions) -> Method:
 
     def run(sample: AttentionSample) -> torch.Tensor:
         chosen = replace(options, is_causal=sample.is_causal, scale=sample.scale)
-        return attention(
-            sample.q, sample.k, sample.v, attn_mask=sample.mask, backend=name, options=chosen, return_lse=False
-        )
+        q, k, v = sample.q, sample.k, sample.v
+        if options.mode == "precise":  # its kernels keep the type of the tensors
+            q, k, v = map(_in_16_bits, (q, k, v))
+        return attention(q, k, v, attn_mask=sample.mask, backend=name, options=chosen, return_lse=False)
 
     return run
 

@@ -28,7 +28,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # channels the whole rounding error of a score.
 EXACT_FACTOR, REFERENCE_BOUND = 2.0, 2e-2
 EXACT_FACTOR_OF_FEW, REFERENCE_BOUND_OF_FEW = 4.0, 6e-2
-FEW_ROWS, FEW_CHANNELS = 16, 8
+FEW_ROWS, FEW_CHANNELS = 64, 8
 LEAST_SIZE = 0.02  # of V's: errors are relative to at least that, for a single output near zero says nothing
 # A row with a smaller LSE sees only keys with a mask's lowest number, which these modes leave out: a padding query, or
 # a query whose block list has only hidden keys.

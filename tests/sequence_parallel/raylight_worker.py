@@ -71,7 +71,7 @@ class ComfyUI:
 
         model = timed(comfy.sd.load_diffusion_model(str(path)))
         if attention != FULL:
-            model = patch_model(model, settings_of(attention, "auto"))
+            model = patch_model(model, settings_of(f"{attention} always", "auto"))  # as Raylight takes its attention
         self.model = model
 
     def sample(self, text: Any, latent: torch.Tensor) -> torch.Tensor:

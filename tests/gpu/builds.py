@@ -48,7 +48,7 @@ EXACT_BOUND = {"8b": 0.06, "4b": 0.25, "precise": 0.03}
 # Against the reference with the same groups, which differs only in rounding.
 REFERENCE_BOUND = 2e-3
 # With few rows of output, a single P that rounds to the other E4M3 number shows.
-REFERENCE_BOUND_OF_FEW_ROWS, FEW_ROWS = 8e-3, 128
+REFERENCE_BOUND_OF_FEW_ROWS, FEW_ROWS = 8e-3, 512
 # For self-attention with a padding mask on Hopper. Its kernels begin with the last visible key, not with the last key,
 # so the first two of 9 steps round P by other maxima: 0.0038, measured by a reference in that order.
 REFERENCE_BOUND_OF_PADDING = 8e-3
@@ -291,7 +291,8 @@ def check(
     assert out.dtype == q.dtype
     error, disagreement = relative_l1(out, wanted), relative_l1(out, same_groups.to(q.dtype))
     assert error <= EXACT_BOUND[mode], f"{error} from float64: {mode}, {q.shape}, {k.shape}, {q.dtype}, {call}"
-    bound = REFERENCE_BOUND if q.shape[2] >= FEW_ROWS else REFERENCE_BOUND_OF_FEW_ROWS
+    rows = int(wanted_lse.isfinite().sum())  # of all heads; block lists may leave some empty
+    bound = REFERENCE_BOUND if rows >= FEW_ROWS else REFERENCE_BOUND_OF_FEW_ROWS
     if mode == "precise" and q.dtype == torch.bfloat16:
         bound = max(bound, REFERENCE_BOUND_OF_BF16)
     mask = call.get("attn_mask")

@@ -15,27 +15,32 @@ RESULTS = REPOSITORY / "docs" / "results" / "steps.md"
 _FAMILY, _COLUMN_BEFORE_SECONDS, _SPEEDUP = "Wan 2.1 14B, 720p", "tokens of the longest call", ": times as fast"
 _NODE, _NODE_COLOR, _OTHERS_COLOR = "this node, ", "#1f6feb", "#a8b3c2"
 _NO_ATTENTION, _NO_ATTENTION_COLOR = "no attention", "#dfe4ea"
-_LABELS = {"ComfyUI's default": "ComfyUI's default (FlashAttention-2)", "sageattention 2": "SageAttention 2.2"}
+_LABELS = {
+    "ComfyUI's default": "ComfyUI's default (FlashAttention-2)",
+    "SageAttention 2 per thread": "SageAttention 2.2, per thread",
+    "SageAttention 2 per warp": "SageAttention 2.2, per warp",
+    "cuDNN": "torch's cuDNN attention",
+}
 _LABEL_WIDTH, _BAR_WIDTH, _VALUE_WIDTH = 250, 430, 60  # widths of the three columns, in pixels
 _ROW, _BAR, _TOP, _EDGE = 30, 20, 34, 14
 
 
-def seconds(page: str) -> dict[str, float]:
-    """Attention -> its seconds per step on a page of results, slowest first."""
+def seconds(page: str) -> tuple[str, dict[str, float]]:
+    """The layers that were timed, and attention -> its seconds per step on a page of results, slowest first."""
     header, *rows = table_below(page, "Seconds a step")
     cells = dict(zip(header, next(row for row in rows if row[0] == _FAMILY), strict=True))
     modes = [name.removesuffix(_SPEEDUP) for name in header if name.endswith(_SPEEDUP)]
     first, last = header.index(_COLUMN_BEFORE_SECONDS) + 1, header.index(_NO_ATTENTION) + 1
     seconds = {(_NODE if name in modes else "") + name: float(cells[name].split()[0]) for name in header[first:last]}
-    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
+    return cells["layers"], dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
 def drawn() -> str:
     """The chart as SVG, with the current figures of the results."""
     page = RESULTS.read_text(encoding="utf-8")
-    bars = seconds(page)
+    layers, bars = seconds(page)
     gpu = re.search(r"NVIDIA (\w+)", page)
-    title = f"Seconds per sampling step (less is faster): {_FAMILY}, 81 frames, one {gpu[0] if gpu else 'GPU'}"
+    title = f"Seconds per step, {layers} layers (less is faster): {_FAMILY}, 81 frames, {gpu[0] if gpu else 'GPU'}"
     longest = max(bars.values())
     width, height = _LABEL_WIDTH + _BAR_WIDTH + _VALUE_WIDTH + 2 * _EDGE, _TOP + _ROW * len(bars) + _EDGE
     lines = [

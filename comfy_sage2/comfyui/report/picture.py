@@ -52,8 +52,8 @@ MODE_COLORS: dict[str, Color] = {
     EXACT: (123, 72, 158),
 }
 LEFT_COLORS: tuple[Color, ...] = ((211, 163, 41), (230, 211, 92), (162, 64, 25))  # one for each reason
-# Relative L1 errors of the modes on Gaussian data (docs/results/modes.md), and the color of an error by its ratio to
-# that of its mode.
+# Relative L1 errors of the modes on Gaussian data (docs/results/attention-h200.md and reference-numerics.md), and the
+# color of an error by its ratio to that of its mode.
 USUAL_ERRORS = {"precise": 0.011, "8b": 0.038, "4b": 0.164}
 ERROR_COLORS: dict[float, Color] = {0.0: (34, 58, 94), 1.0: (37, 186, 242), 2.0: (230, 211, 92), 4.0: (214, 74, 44)}
 MAP_HEIGHT = 320  # pixels at most

@@ -36,11 +36,14 @@ READY = (
     " && app.extensionManager.workflow.activeWorkflow && !app.extensionManager.spinner"
 )
 # Console errors of the frontend itself: files that a new installation lacks, the template list that 1.27 expects and
-# newer template packages lack, and an early access to the graph while 1.49 starts.
+# newer template packages lack, an early access to the graph while 1.49 starts, and the sizes of missing models, for
+# which 1.49 asks Hugging Face although ComfyUI's content security policy forbids it.
 OWN_ERRORS = (
     "Failed to load resource",
     "Error fetching workflow templates",
     "ComfyApp graph accessed before initialization",
+    "Connecting to 'https://huggingface.co/",
+    "Fetch API cannot load https://huggingface.co/",
 )
 STORE = "document.getElementById('vue-app').__vue_app__.config.globalProperties.$pinia._s.get({name!r})"
 

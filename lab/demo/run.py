@@ -7,6 +7,7 @@ each mode comes to full precision, and says nothing about the speed of a real on
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -57,6 +58,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.comfyui is not None and (reason := reason_too_old_for_demo(options.comfyui)) is not None:
         parser.error(f"argument --comfyui: {reason}")
+    if shutil.which(str(options.comfyui_python)) is None:
+        parser.error(f"argument --comfyui-python: {options.comfyui_python} is no program")
     return options
 
 

@@ -252,6 +252,9 @@ def main(arguments: list[str]) -> int:
     builds = chain.from_iterable(kernels.of_build(build.name, build.load(), rotate="auto") for build in options.build)
     able, failures = split_able([*packages.able, *builds], device)
     every = attentions(device) | able
+    for text in options.rows or []:
+        if not any(text in name for name in every):
+            parser.error(f"argument --rows: no row has {text!r} in its name, only {', '.join(every)}")
     chosen = [name for name in every if any(text in name for text in options.rows or [""])]
     rows = {name: every[name] for name in every if name == FULL_PRECISION or name in chosen}
     ensure_timed(device)  # from which "auto" chooses

@@ -71,6 +71,15 @@ def settings_of(text: str, backend: str) -> Settings:
     return Settings(mode=mode, backend=backend, sparse=level or "off", dense_percent=0.0, when=when)
 
 
+def mode_of_node(text: str) -> str:
+    """A type of argument: a text for `settings_of`."""
+    try:
+        settings_of(text, "auto")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def serve_tiny(family: Family, device: torch.device) -> Served:
     """Sample the tiny model without the node, with it, and without attention."""
     patcher = load(family, family.tiny, torch.float32, device)
@@ -156,7 +165,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=("auto", "cpu"), default="auto", help="auto takes a GPU if there is one")
     parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="parts of families' names, such as wan")
     parser.add_argument(
-        "--modes", nargs="+", help=f'such as 8b, "8b sparse light" or "8b always" (default: {", ".join(_MODES)})'
+        "--modes",
+        nargs="+",
+        type=mode_of_node,
+        help=f'such as 8b, "8b sparse light" or "8b always" (default: {", ".join(_MODES)})',
     )
     parser.add_argument("--short", action="store_true", help="time models whose steps are many short calls instead")
     parser.add_argument("--peers", action="store_true", help="also time the attentions of other packages")

@@ -44,12 +44,15 @@ from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, Settings
+from comfy_sage2.command_line import Parser
 from comfy_sage2.dispatch import registry
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.sparsity.choices import STEPS_SERVED, BlockChoices, ChoiceKey, Moment
 from comfy_sage2.sparsity.errors import Inputs
 from comfy_sage2.sparsity.levels import LEVELS
 from comfy_sage2.timing.measure import ensure_timed
+
+from ..arguments import at_least_1
 
 DRIVER = Path(__file__).resolve().parents[2] / "tests" / "packaging" / "native" / "fake_driver.cpp"
 BACKEND = "sm90"
@@ -212,11 +215,15 @@ def time_rounds(runs: dict[str, Run], passes: int, rounds: int, clock: Callable[
 
 def main(arguments: list[str]) -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--passes", type=int, default=40, help="passes a round (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=9, help="(default: %(default)s)")
-    parser.add_argument("--tokens", type=int, help="of a call (default: 1024 on a GPU, 64 without)")
-    parser.add_argument("--heads", type=int, help="of a call (default: 24 on a GPU, 4 without)")
+    parser = Parser(
+        prog="python -m lab.measurements.host_times",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--passes", type=at_least_1, default=40, help="passes a round (default: %(default)s)")
+    parser.add_argument("--rounds", type=at_least_1, default=9, help="(default: %(default)s)")
+    parser.add_argument("--tokens", type=at_least_1, help="of a call (default: 1024 on a GPU, 64 without)")
+    parser.add_argument("--heads", type=at_least_1, help="of a call (default: 24 on a GPU, 4 without)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     is_gpu = torch.cuda.is_available()

@@ -63,8 +63,10 @@ def test_wrong_arguments_of_the_library(arguments: list[str], words: str, capsys
         (["demo", "--comfyui", "nowhere"], "--comfyui: expected a folder that holds ComfyUI's main.py, got 'nowhere'"),
         (["demo", "--output", "README.md/results"], "--output: cannot make the folder 'README.md/results': "),
         (["videos", "--captions", "0"], "--captions: expected a whole number of at least 1, got '0'"),
+        (["videos", "--rows", "8b", "9b"], "--rows: no row has '9b' in its name, only full precision, auto, 8b"),
         (["accuracy", "--device", "toaster"], "--device: torch cannot use 'toaster' here"),
         (["families", "--comfyui", "nowhere"], "--comfyui: expected a folder"),
+        (["families", "--modes", "9b"], "--modes: [SA-"),
         (["families", "--only", "nobody"], "no family has 'nobody' in its name: MiniMax H3"),
     ],
 )

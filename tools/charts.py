@@ -5,6 +5,7 @@ python -m tools.charts
 
 from __future__ import annotations
 
+import argparse
 import re
 from html import escape
 
@@ -65,4 +66,5 @@ def drawn() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     PICTURE.write_text(drawn(), encoding="utf-8")

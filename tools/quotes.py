@@ -13,6 +13,7 @@ tests/unit/test_docs.py fails when a quote differs from its results file.
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
@@ -68,5 +69,6 @@ def renewed(text: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for page in documents():
         page.write_text(renewed(page.read_text(encoding="utf-8")), encoding="utf-8")

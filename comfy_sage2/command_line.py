@@ -47,7 +47,7 @@ def run(
         if missing is not None and missing.partition(".")[0] in ("comfy_sage2", "lab", "tools"):
             raise
         if missing is not None and isinstance(error, ModuleNotFoundError):
-            text = f"{chosen} needs {missing}, which {sys.executable} does not have; run it with ComfyUI's own Python"
+            text = f"{chosen} needs {missing}, which {sys.executable} does not have: use a Python that has it"
         else:
             text = f"{chosen} cannot start: something in {sys.executable} is broken: {type(error).__name__}: {error}"
         print(text, file=sys.stderr)

@@ -76,7 +76,9 @@ def test_an_idle_node_says_why_and_marks_the_earlier_report(page: Page) -> None:
 def test_on_executed_accepts_null(page: Page) -> None:
     """ComfyUI sends null for a node that did not run."""
     browser.load_prompt(page, with_report(sampling("wan", sage("loader"))))
+    before = page.evaluate(browser.badge(NODE))
     page.evaluate("app.graph.nodes.forEach(n => n.onExecuted?.(null))")
+    assert page.evaluate(browser.badge(NODE)) == before
 
 
 def test_the_packs_setting_is_saved_where_the_next_start_reads_it(server: ComfyServer, page: Page) -> None:

@@ -65,7 +65,7 @@ def rmse(out: torch.Tensor, expected: torch.Tensor) -> float:
     return float((out.double() - expected.double()).square().mean().sqrt())
 
 
-# Mode -> bounds of the error of a row and of a channel of some sixty rows, for Gaussian inputs. A row in the place of
+# Mode -> bounds of the error of a row and of a channel of some sixty rows, for Gaussian inputs. A row in place of
 # another has an error of 1.4; a channel of V that is 5 % off has 0.05.
 WORST = {"8b": (0.15, 0.2), "4b": (1.1, 0.45), "precise": (0.07, 0.04)}
 FEW_ROWS = 30  # in fewer rows, a channel averages over too few numbers

@@ -54,7 +54,7 @@ REFERENCE_BOUND_OF_FEW_ROWS, FEW_ROWS = 8e-3, 512
 REFERENCE_BOUND_OF_PADDING = 8e-3
 # With P and the output in bf16.
 REFERENCE_BOUND_OF_BF16 = 5e-3
-# Bounds for one row and one channel, whose error a sum over the whole tensor hides: a row in the place of another
+# Bounds for one row and one channel, whose error a sum over the whole tensor hides: a row in place of another
 # differs by 1.4. The reference itself differs by up to 0.17 in a row for inputs that differ by 1e-5, because numbers
 # round the other way. When V of an early key rounds to the next E4M3 number, it changes all rows of a causal call that
 # see few keys: by up to 0.051 in one of 250,000 channels of 100 rows.

@@ -23,10 +23,12 @@ def run(
     commands: Mapping[str, tuple[str, str]],
     arguments: list[str],
     load: Callable[[str], ModuleType],
+    python: str = "ComfyUI's own Python",
 ) -> int:
     """Run the command that `arguments` name; return its exit status.
 
-    commands: name -> (module with `main(arguments)`, description). load: imports a module by its name.
+    commands: name -> (module with `main(arguments)`, description). load: imports a module by its name. python: which
+    one has what the commands need.
     """
     print_any_letters()
     width = max(map(len, commands))
@@ -47,7 +49,7 @@ def run(
         if missing is not None and missing.partition(".")[0] in ("comfy_sage2", "lab", "tools"):
             raise
         if missing is not None and isinstance(error, ModuleNotFoundError):
-            text = f"{chosen} needs {missing}, which {sys.executable} does not have: use a Python that has it"
+            text = f"{chosen} needs {missing}, which {sys.executable} does not have; run it with {python}"
         else:
             text = f"{chosen} cannot start: something in {sys.executable} is broken: {type(error).__name__}: {error}"
         print(text, file=sys.stderr)

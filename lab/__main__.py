@@ -28,7 +28,8 @@ COMMANDS = {
 
 def main(arguments: list[str]) -> int:
     """Run one command and return its exit status."""
-    return run("lab", COMMANDS, arguments, importlib.import_module)
+    # ComfyUI's own lacks diffusers.
+    return run("lab", COMMANDS, arguments, importlib.import_module, python="a Python that has it")
 
 
 if __name__ == "__main__":

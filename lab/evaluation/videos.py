@@ -267,8 +267,10 @@ def main(arguments: list[str]) -> int:
         command=shlex.join(["python", "-m", "lab", "videos", *shown(arguments)]),
     )
     lines += body(job, scenes, results)
-    lines += ["", *(f"- {name} is not in the table: {why}" for name, why in (packages.missing | failures).items()), ""]
-    lines += [f"*auto* is {auto_mode(AttentionOptions(AUTO), device, torch.bfloat16, 128).reason}."]
+    left_out = packages.missing | failures
+    if left_out:
+        lines += ["", *(f"- {name} is not in the table: {reason}" for name, reason in left_out.items())]
+    lines += ["", f"*auto* is {auto_mode(AttentionOptions(AUTO), device, torch.bfloat16, 128).reason}."]
     write(lines, "videos", options.results)
     if options.results is not None:
         sheet = contact_sheet({name: row.shown[:_SHOWN_CAPTIONS] for name, row in results.items()})

@@ -77,14 +77,18 @@ def _is_view_of_longer(call: AttentionCall) -> bool:
     per_token = max(q.stride(2 if call.skip_reshape else 1), call.heads * call.head_dim, 1)
     if q_length < q.stride(0) // per_token <= kv_length:
         return True
+    if q.shape[0] != 1:
+        return False
     tokens_in_storage = q.untyped_storage().nbytes() // (q.element_size() * per_token)
-    return q.shape[0] == 1 and q_length < tokens_in_storage <= kv_length
+    return q_length < tokens_in_storage <= kv_length
 
 
 def _is_cached(k: torch.Tensor, options: Mapping[str, Any]) -> bool:
     """Whether k is a view of a cache in which autoregressive sampling keeps the keys of earlier frames."""
     state = options.get("ar_state")
-    caches = state.get("kv_caches", ()) if isinstance(state, dict) else ()
+    if not isinstance(state, dict):
+        return False
+    caches = state.get("kv_caches", ())
     cached_keys = (cache.get("k") for cache in caches if isinstance(cache, dict))
     storage = k.untyped_storage().data_ptr()
     return any(isinstance(keys, torch.Tensor) and keys.untyped_storage().data_ptr() == storage for keys in cached_keys)

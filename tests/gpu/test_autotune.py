@@ -34,7 +34,7 @@ def measured() -> TunedChoices:
         pytest.skip(str(error))
 
 
-def test_it_needs_little_memory_and_leaves_none() -> None:
+def test_measuring_needs_little_memory_and_frees_it() -> None:
     torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")  # cuBLAS keeps memory from its first product on
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -44,7 +44,7 @@ def test_it_needs_little_memory_and_leaves_none() -> None:
     assert torch.cuda.memory_allocated() <= before  # what an earlier test left may have been freed
 
 
-def test_it_leaves_random_numbers_alone() -> None:
+def test_measuring_keeps_the_random_state() -> None:
     state = torch.cuda.get_rng_state()
     measured()
     assert torch.equal(torch.cuda.get_rng_state(), state)

@@ -109,7 +109,7 @@ def test_lists_and_masks(name: str, mode: str, head_dim: int, is_causal: bool, m
 @each_mode
 @each_order
 @pytest.mark.parametrize(("batch", "heads"), [(1, 1), (1, None), (None, 1)])
-def test_lists_for_all(
+def test_batch_entries_and_heads_share_lists(
     name: str, mode: str, is_causal: bool, batch: int | None, heads: int | None, fresh_seed: int
 ) -> None:
     q, k, v = random_qkv((2, 6, 517, 128), (2, 2, 517, 128))
@@ -126,7 +126,7 @@ def test_lists_for_all(
 @each_head_dim
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("lengths", [RAGGED, (700, 700), (300, 680), (512, 640), (2000, 4096)], ids=str)
-def test_all_blocks_are_the_dense_call_bit_for_bit(
+def test_lists_of_all_blocks_give_the_bits_of_the_dense_call(
     name: str, mode: str, head_dim: int, is_causal: bool, masked: bool, lengths: tuple[int, int], fresh_seed: int
 ) -> None:
     q, k, v = random_qkv((2, 4, lengths[0], head_dim), (2, 2, lengths[1], head_dim), outliers=True)

@@ -56,7 +56,7 @@ def assert_near_reference(
 @pytest.mark.parametrize("head_dim", [64, 128, 256, 40, 72, 200])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("lengths", [(1, 1), (128, 128), (333, 2100), (2049, 700), (1023, 4097)], ids=str)
-def test_scores(
+def test_block_scores_agree_with_the_reference(
     module: ModuleType, head_dim: int, dtype: torch.dtype, lengths: tuple[int, int], fresh_seed: int
 ) -> None:
     q = structured((2, 4, lengths[0], head_dim), dtype)
@@ -127,7 +127,9 @@ def random_scores(*shape: int) -> torch.Tensor:
 @each_family
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 5, 31), (1, 2, 40, 591), (3, 2, 7, 1030), (1, 1, 2, 32767)])
 @pytest.mark.parametrize("kept", [False, True])
-def test_lists(module: ModuleType, shape: tuple[int, int, int, int], kept: bool, fresh_seed: int) -> None:
+def test_block_lists_agree_with_the_reference(
+    module: ModuleType, shape: tuple[int, int, int, int], kept: bool, fresh_seed: int
+) -> None:
     scores = random_scores(*shape)
     always = torch.rand(shape[3], device="cuda") < 0.1 if kept else None
     dense = torch.rand(shape[2], device="cuda") < 0.3 if kept else None
@@ -176,7 +178,7 @@ def test_300000_keys(module: ModuleType, fresh_seed: int) -> None:
 
 @each_family
 @pytest.mark.sanitizer
-def test_small(module: ModuleType, fresh_seed: int) -> None:
+def test_small_choice(module: ModuleType, fresh_seed: int) -> None:
     q, k = structured((1, 2, 200, 64), torch.bfloat16), structured((1, 1, 300, 64), torch.bfloat16)
     scores = block_scores(module, q, k, 0.125)
     lists = block_lists(module, scores, count=2)

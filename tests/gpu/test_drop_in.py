@@ -42,7 +42,9 @@ def qkv(layout: str, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
         ("sageattn_qk_int8_pv_fp16_triton", "precise"),
     ],
 )
-def test_kernels_serve(backend: str, fresh_seed: int, name: str, mode: str, layout: str) -> None:
+def test_kernels_compute_the_functions_of_sageattention(
+    backend: str, fresh_seed: int, name: str, mode: str, layout: str
+) -> None:
     q, k, v = qkv(layout)
     out, lse = getattr(functions, name)(q, k, v, tensor_layout=layout, return_lse=True)
     wanted = attention(q, k, v, mode="exact", layout="BHND" if layout == "HND" else "BNHD", return_lse=True)

@@ -32,7 +32,7 @@ def both(*inputs: torch.Tensor, **choices: Any) -> tuple[torch.Tensor, torch.Ten
 @each_head_dim
 @pytest.mark.parametrize("lengths", [(1, 1), (130, 77), (64, 128), (333, 512), (700, 1000), (129, 2048)], ids=str)
 @pytest.mark.parametrize("smooth_v", [False, True], ids=["plain_v", "smooth_v"])
-def test_the_bits_are_those_of_a_pass_over_q(
+def test_quantizing_q_in_attention_gives_the_bits_of_a_pass_over_q(
     dtype: torch.dtype, head_dim: int, lengths: tuple[int, int], smooth_v: bool, fresh_seed: int
 ) -> None:
     q, k, v = random_qkv((2, 6, lengths[0], head_dim), (2, 3, lengths[1], head_dim), dtype, outliers=smooth_v)
@@ -112,7 +112,7 @@ def test_padding_masks(dtype: torch.dtype, head_dim: int, lengths: tuple[int, in
 
 
 @pytest.mark.parametrize(("batches", "heads"), [(1, 4), (3, 1), (1, 1)], ids=["batches", "heads", "both"])
-def test_queries_that_are_shared(batches: int, heads: int, fresh_seed: int) -> None:
+def test_queries_expanded_by_a_stride_of_zero(batches: int, heads: int, fresh_seed: int) -> None:
     """Views with stride 0."""
     q, k, v = random_qkv((batches, heads, 200, 128), (3, 4, 300, 128), torch.bfloat16)
     out, _ = run(NAME, q.expand(3, 4, 200, 128), k, v, mode="8b")
@@ -120,7 +120,7 @@ def test_queries_that_are_shared(batches: int, heads: int, fresh_seed: int) -> N
 
 
 @each_dtype
-def test_rows_from_nothing_to_the_largest_numbers(dtype: torch.dtype, fresh_seed: int) -> None:
+def test_rows_of_zeros_and_of_extreme_numbers(dtype: torch.dtype, fresh_seed: int) -> None:
     """Rows of zeros, of the smallest and the largest numbers, and of one number beside zeros."""
     q, k, v = random_qkv((1, 2, 300, 128), (1, 2, 300, 128), dtype)
     q[:, :, ::5] = 0.0

@@ -24,7 +24,7 @@ each_mode = pytest.mark.parametrize("mode", MODES)
 @each_mode
 @pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
 @pytest.mark.parametrize("lengths", [(300, 200), (700, 700), (130, 2500), (2500, 2500)], ids=str)
-def test_each_entry_of_the_batch_ends_elsewhere(
+def test_each_batch_entry_hides_its_own_last_keys(
     mode: str, head_dim: int, lengths: tuple[int, int], fresh_seed: int
 ) -> None:
     """The masks hide whole blocks, all keys but one, or all keys."""
@@ -61,7 +61,7 @@ def test_the_lowest_number_hides(mode: str, dtype: torch.dtype, fresh_seed: int)
 @pytest.mark.parametrize("keys", [200, 900, 2600])
 @pytest.mark.parametrize("content", [10.0, torch.inf, torch.nan])
 @pytest.mark.parametrize("rotate", ["off", "on", "auto"])
-def test_what_lies_in_hidden_keys_changes_nothing(
+def test_values_of_hidden_keys_do_not_matter(
     name: str, mode: str, head_dim: int, keys: int, content: float, rotate: str, fresh_seed: int
 ) -> None:
     """Whatever they hold, and wherever they are. V stays finite in precise on Hopper, which multiplies V as it is."""
@@ -84,7 +84,7 @@ def test_what_lies_in_hidden_keys_changes_nothing(
 
 
 @each_mode_of_all
-def test_hidden_keys_cost_nothing_but_themselves(name: str, mode: str, fresh_seed: int) -> None:
+def test_hidden_keys_do_not_change_the_error(name: str, mode: str, fresh_seed: int) -> None:
     """The error equals that of the call without them."""
     q, k, v = random_qkv((1, 8, 1280, 128), (1, 8, 1280, 128), torch.bfloat16)
     k[:, :, 1024:] *= 10

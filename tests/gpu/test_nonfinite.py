@@ -39,7 +39,7 @@ def test_one_broken_row_is_noted(name: str, mode: str, dtype: torch.dtype, head_
 
 @pytest.mark.parametrize("kind", ["causal", "mask", "smooth V"])
 @each_mode
-def test_every_kind_of_call_notes(name: str, mode: str, kind: str) -> None:
+def test_every_kind_of_call_sets_the_flag(name: str, mode: str, kind: str) -> None:
     q, k, v = random_qkv((1, 2, QUERIES, 128), (1, 2, 403, 128))
     mask = torch.rand(1, 1, QUERIES, 403, device="cuda") < 0.7 if kind == "mask" else None
     options: dict[str, Any] = {
@@ -58,7 +58,7 @@ def test_every_kind_of_call_notes(name: str, mode: str, kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 @each_mode
-def test_large_numbers_are_no_alarm(name: str, mode: str, dtype: torch.dtype) -> None:
+def test_large_finite_values_do_not_set_the_flag(name: str, mode: str, dtype: torch.dtype) -> None:
     q, k, _ = random_qkv((1, 2, QUERIES, 64), (1, 2, 403, 64), dtype)
     noted = flag()
     # Without a scale of V, the sum of P V over 403 keys must fit into FP32, as in every attention that divides last.

@@ -33,7 +33,7 @@ def test_lengths_around_the_bounds(mode: str, head_dim: int, length: int, fresh_
 @pytest.mark.parametrize("rotate", [False, True], ids=["unrotated", "rotated"])
 @pytest.mark.parametrize("smooth_v", [False, True], ids=["plain_v", "smooth_v"])
 @pytest.mark.parametrize(("head_dim", "length"), LENGTHS[::3])
-def test_two_passes_give_the_same(head_dim: int, length: int, smooth_v: bool, rotate: bool, fresh_seed: int) -> None:
+def test_one_pass_agrees_with_two(head_dim: int, length: int, smooth_v: bool, rotate: bool, fresh_seed: int) -> None:
     """The same numbers in float32 take two passes, whose means may differ in the last bit."""
     inputs = random_qkv((2, 3, 200, head_dim), (2, 3, length, head_dim), torch.bfloat16, outliers=True)
     choices: dict[str, Any] = {"mode": "8b", "smooth_v": smooth_v, "rotate": rotate, "return_lse": True}

@@ -66,7 +66,7 @@ def assert_close(out: torch.Tensor, exact: torch.Tensor) -> None:
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("q_length", "kv_length", "head_dim"), [(333, 320, 64), (1000, 257, 128), (40, 129, 128)])
-def test_it_computes_attention(
+def test_a_peer_computes_attention(
     peer: str, layout: str, dtype: torch.dtype, q_length: int, kv_length: int, head_dim: int, fresh_seed: int
 ) -> None:
     tensors = inputs(q_length, kv_length, head_dim, dtype, layout)
@@ -80,7 +80,7 @@ def test_it_computes_attention(
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kv_length", [200, 1500])
-def test_kitchen_hides_keys(dtype: torch.dtype, kv_length: int, fresh_seed: int) -> None:
+def test_comfy_kitchen_applies_masks(dtype: torch.dtype, kv_length: int, fresh_seed: int) -> None:
     """A batch entry that sees no key gives zeros."""
     available(KITCHEN)
     tensors = inputs(300, kv_length, 128, torch.bfloat16, "BNHD")
@@ -94,7 +94,7 @@ def test_kitchen_hides_keys(dtype: torch.dtype, kv_length: int, fresh_seed: int)
     assert not out[1].any()
 
 
-def test_kitchen_lets_go_of_its_inputs(fresh_seed: int) -> None:
+def test_comfy_kitchen_frees_its_inputs(fresh_seed: int) -> None:
     available(KITCHEN)
     tensors = inputs(700, 900, 128, torch.bfloat16, "BNHD")
     call = planned(KITCHEN, tensors, layout="BNHD")

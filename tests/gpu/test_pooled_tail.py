@@ -67,13 +67,15 @@ def assert_near_reference(
 @pytest.mark.parametrize("head_dim", [64, 128, 256, 40, 72, 200])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("lengths", [(1, 1), (128, 128), (333, 2100), (2049, 700), (1023, 9000)], ids=str)
-def test_tail(module: ModuleType, head_dim: int, dtype: torch.dtype, lengths: tuple[int, int], fresh_seed: int) -> None:
+def test_tail_agrees_with_the_reference(
+    module: ModuleType, head_dim: int, dtype: torch.dtype, lengths: tuple[int, int], fresh_seed: int
+) -> None:
     assert_near_reference(module, *random_call((4, 2), lengths, head_dim, dtype))
 
 
 @each_family
 @pytest.mark.parametrize("shared", [(1, 1), (1, 4), (2, 1)], ids=str)
-def test_lists_for_all(module: ModuleType, shared: tuple[int, int], fresh_seed: int) -> None:
+def test_batch_entries_and_heads_share_lists(module: ModuleType, shared: tuple[int, int], fresh_seed: int) -> None:
     *tensors, active = random_call((4, 4), (700, 900), 64, torch.bfloat16)
     q, k, v, out, lse = tensors
     assert_near_reference(module, q, k, v, out, lse, active[-shared[0] :, -shared[1] :].contiguous())
@@ -117,5 +119,5 @@ def test_300000_keys(module: ModuleType, fresh_seed: int) -> None:
 
 @each_family
 @pytest.mark.sanitizer
-def test_small(module: ModuleType, fresh_seed: int) -> None:
+def test_small_tail(module: ModuleType, fresh_seed: int) -> None:
     assert_near_reference(module, *random_call((2, 1), (200, 300), 64, torch.bfloat16, batch=1))

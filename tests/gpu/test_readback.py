@@ -53,7 +53,7 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **kwarg
     return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
-def test_values_are_those_where_the_copy_began_and_what_follows_is_not_waited_for() -> None:
+def test_a_readback_has_the_values_of_its_start_and_does_not_wait_for_later_work() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     values, through = torch.zeros(3, device=device), torch.cuda.Event()
     readback = Readback(3, torch.float32, device)

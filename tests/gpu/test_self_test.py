@@ -25,7 +25,7 @@ each_module = pytest.mark.parametrize("name", [kernels.name for kernels in KERNE
 
 
 @each_module
-def test_a_right_module_passes(name: str) -> None:
+def test_a_correct_module_passes(name: str) -> None:
     variants = backend(name).variants
     result = self_test.test_now(name, torch.cuda.current_device(), variants)
     assert result.reason is None
@@ -39,7 +39,7 @@ def test_a_right_module_passes(name: str) -> None:
 
 
 @each_module
-def test_results_keep_away_from_their_bounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_stay_10_percent_below_their_bounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for bounds in ("BOUNDS", "LSE_BOUNDS"):
         monkeypatch.setattr(
             self_test_calls,

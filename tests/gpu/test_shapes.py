@@ -84,7 +84,7 @@ def test_fused_qkv_in_either_layout(name: str, mode: str, rotate: bool, form: st
 @each_rotation
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 @pytest.mark.parametrize("channels", [8, 40, 72, 120, 136, 248])
-def test_channels_that_fill_no_vector_row_of_views(
+def test_views_whose_channels_fill_no_whole_vectors(
     name: str, mode: str, rotate: bool, dtype: torch.dtype, channels: int, fresh_seed: int
 ) -> None:
     """In views of one tensor, which has NaN between tokens, heads and channels."""

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
     ("q_heads", "kv_heads", "length", "head_dim"), [(4, 2, 1300, 64), (3, 3, 20_096, 128), (2, 2, 2048, 72)]
 )
 @pytest.mark.parametrize("token_major", [False, True], ids=["BHND", "BNHD in memory"])
-def test_errors(
+def test_sampled_row_errors_agree_with_pytorch(
     dtype: torch.dtype, q_heads: int, kv_heads: int, length: int, head_dim: int, token_major: bool, fresh_seed: int
 ) -> None:
     q, k, v = (torch.randn(2, heads, length, head_dim, device="cuda") for heads in (q_heads, kv_heads, kv_heads))

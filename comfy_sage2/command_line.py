@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import NoReturn
 
+INTERRUPTED = 130  # the exit status of a command that Ctrl-C ended, as shells have it
+
 
 class Parser(argparse.ArgumentParser):
     """A parser that answers a wrong argument with one line, and exit status 2."""
@@ -54,7 +56,11 @@ def run(
             text = f"{chosen} cannot start: something in {sys.executable} is broken: {type(error).__name__}: {error}"
         print(text, file=sys.stderr)
         return 1
-    status: int = module.main(arguments[1:])
+    try:
+        status: int = module.main(arguments[1:])
+    except KeyboardInterrupt:
+        print(f"{chosen}: interrupted", file=sys.stderr)
+        return INTERRUPTED
     return status
 
 

@@ -107,6 +107,17 @@ def test_without_torch_the_package_imports_and_the_doctor_says_so() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's device that is always full")
+def test_ctrl_c_ends_a_command_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lab.evaluation.accuracy.main", interrupted)
+    assert laboratory.main(["accuracy"]) == 130
+    assert capsys.readouterr().err == "accuracy: interrupted\n"
+
+
 def test_a_full_disk_changes_neither_status_nor_errors() -> None:
     code = """
 import sys

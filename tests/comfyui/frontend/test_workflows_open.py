@@ -53,7 +53,7 @@ def test_the_graph_of_the_readme(page: Page) -> None:
         "3": {"class_type": "KSampler", "inputs": {"model": ["2", 0], **sampler}},
         "4": {"class_type": "SageAttention2Report", "inputs": {"model": ["2", 0], "samples": ["3", 0]}},
     })  # fmt: skip
-    places = {1: (0, 50), 2: (300, 50), 3: (600, 0), 4: (900, 130)}
+    places = {1: (0, 50), 2: (300, 50), 3: (600, 130), 4: (900, 0)}
     for node in workflow["nodes"]:
         node["pos"], node["size"] = places[node["id"]], (250, node["size"][1])
     browser.load(page, workflow)

@@ -17,7 +17,8 @@ def text(name: str) -> str:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    assert f'\nversion = "{comfy_sage2.__version__}"\n' in text("pyproject.toml")
+    for name in ("pyproject.toml", "packages/sageattention/pyproject.toml"):
+        assert f'\nversion = "{comfy_sage2.__version__}"\n' in text(name), name
 
 
 def test_torch_is_never_required() -> None:

@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
     rng, timer = random.Random(options.seed), KernelTimer()
     measured = Measured(candidates.able, candidates.missing)
     head = page_head(
-        f"Attention calls on one {torch.cuda.get_device_name(device)}",
+        f"Attention calls{' of builds' if options.build else ''} on one {torch.cuda.get_device_name(device)}",
         device,
         settings="the attention function; `rotate` on auto unless a row says otherwise, in builds off",
         command=f"{shlex.join(['python', '-m', 'lab', 'bench', *shown(arguments)])}` with seed `{options.seed}",

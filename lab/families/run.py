@@ -202,7 +202,7 @@ def main(arguments: list[str]) -> int:
     is_gpu = device.type == "cuda"
     options.time = options.time or ("real" if is_gpu else "none")
     head = page_head(
-        "Model families",
+        "Short steps" if options.short else "Steps with each attention" if options.peers else "Model families",
         device,
         settings="a new node but for the mode",
         command=shlex.join(["python", "-m", "lab", "families", *arguments]),

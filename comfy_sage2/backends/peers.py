@@ -48,6 +48,10 @@ class PeerFunctions:
     prequantize: Function | None = None
 
 
+class UnsupportedHere(RuntimeError):
+    """A package works, and says that it has no kernels for this machine."""
+
+
 class Peer(Backend):
     """The attention of another package. It replaces a mode with any of the mode's options."""
 
@@ -82,6 +86,8 @@ class Peer(Backend):
             if self._functions is None and self._failure is None:
                 try:
                     self._functions = self._load()
+                except UnsupportedHere as error:  # nothing is broken, so the log need not tell
+                    self._failure = self._reason(f"cannot be used: {error_text(error)}")
                 except Exception as error:  # whatever another package raises at import
                     self._fail(f"cannot be used: {error_text(error)}")
         return self._failure
@@ -95,8 +101,11 @@ class Peer(Backend):
         return RuntimeError(self._failure)
 
     def _fail(self, why: str) -> None:
-        self._failure = f"[SA-115] {self._distribution} {self.version} {why}"
+        self._failure = self._reason(why)
         log.warning("SageAttention2: %s", self._failure)
+
+    def _reason(self, why: str) -> str:
+        return f"[SA-115] {self._distribution} {self.version} {why}"
 
     def bind(self, signature: CallSignature) -> BoundCall:
         assert self._functions is not None  # by `availability`
@@ -166,7 +175,7 @@ def _kitchen() -> PeerFunctions:
     import comfy_kitchen as kitchen
 
     if not kitchen.int8_attention_is_available():
-        raise RuntimeError("[SA-103] comfy-kitchen has no INT8 attention for this GPU")
+        raise UnsupportedHere("[SA-103] comfy-kitchen has no INT8 attention on this machine")
 
     def attend(q: Any, k: Any, v: Any, mask: Any, call: CallSignature) -> Any:
         return kitchen.int8_attention(q, k, v, scale=call.options.scale, attn_mask=mask)

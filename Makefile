@@ -178,7 +178,7 @@ platform-tests: environment
 	ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/build/zig-cache $(PYTEST) --timeout 3600 tests/platforms
 
 doctor: environment
-	@$(RUN) -m comfy_sage2 doctor
+	@$(RUN) -m comfy_sage2 doctor || true # its exit status says whether a kernel runs, which is no error of make
 
 host-times: environment
 	@OMP_NUM_THREADS=1 $(RUN) -m lab.measurements.host_times

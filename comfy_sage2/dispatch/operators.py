@@ -87,6 +87,14 @@ def has_observer(*tensors: torch.Tensor | None) -> bool:
     return False
 
 
+def may_lack_values() -> bool:
+    """Whether tensors that are made now may have no values: for a compiler, as fake tensors, or in functionalize."""
+    if _is_compiling() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        return True
+    transform = _functorch_stack()
+    return transform is not None and transform.key() == torch._C._functorch.TransformType.Functionalize
+
+
 def needs_derivative(*tensors: torch.Tensor) -> bool:
     """Whether autograd may ask for a derivative by one of `tensors`, backward or forward."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):

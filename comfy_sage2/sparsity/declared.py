@@ -11,6 +11,7 @@ from ..block_mask import BlockMask, blocks_of
 from ..call.signature import CallSignature
 from ..call.tensors import OptionalTensors, mask_4d
 from ..call.validation import check_call
+from ..dispatch.operators import may_lack_values
 from ..dispatch.registry import UnsupportedError
 from ..options import EXACT, AttentionOptions, check_choice
 from ..reference.block_scores import blocks_of_share
@@ -127,10 +128,12 @@ class Sparse:
 
         Raises:
             TypeError, ValueError: the call is not valid.
-            UnsupportedError: a compiler traces it, or there is a `reason_against` it.
+            UnsupportedError: its tensors may lack values, or there is a `reason_against` it.
         """
-        if torch.compiler.is_compiling():
-            raise UnsupportedError("[SA-215] calls under a compiler cannot be sparse: leave out `sparse`")
+        if may_lack_values():  # what is kept between calls would hold such tensors
+            raise UnsupportedError(
+                "[SA-215] calls under a compiler, fake tensors or functionalize cannot be sparse: leave out `sparse`"
+            )
         check_call(CallSignature.of(q, k, v, options, optional))
         reason = self.reason_against(options, optional)
         if reason is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import FrozenInstanceError, replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from attention_oracle import oracle
 from random_blocks import full_blocks
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from comfy_sage2 import BlockMask, Sparse, UnsupportedError, attention
 from comfy_sage2.backends.block_kernels import add_tail_
@@ -231,6 +233,17 @@ def test_a_call_whose_keys_are_all_hidden_gives_zeros(fresh_seed: int) -> None:
 def test_calls_that_cannot_be_sparse_are_refused(keywords: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnsupportedError, match=rf"\[SA-215\] calls with {reason} cannot be sparse"):
         attention(*local(0), **{"sparse": Sparse(share=0.5), **keywords})
+
+
+def test_a_traced_call_is_refused_and_leaves_nothing_behind() -> None:
+    """What is kept between calls, such as sampled rows, must have values."""
+    sparse = Sparse(bound=0.1, always=((0, 200),))
+    q, k, v = local(0)
+    with FakeTensorMode() as fake, pytest.raises(UnsupportedError, match=r"\[SA-215\] calls under a compiler"):
+        attention(*(fake.from_tensor(tensor) for tensor in (q, k, v)), sparse=sparse)
+    with pytest.raises(UnsupportedError, match=r"\[SA-215\] calls under a compiler"):
+        torch.func.functionalize(partial(attention, sparse=sparse))(q, k, v)
+    assert attention(q, k, v, sparse=sparse).isfinite().all()
 
 
 @pytest.mark.parametrize("sparse", [Sparse(share=0.3), Sparse(bound=0.1)], ids=["share", "bound"])

@@ -101,8 +101,8 @@ def _note(identity: Hashable, hidden: torch.Tensor) -> None:
     hides = Readback(1, torch.bool, hidden.device)
     hides.start(hidden.any())
     _hides[identity] = hides
-    while len(_hides) > _MOST_MASKS:
-        _hides.pop(next(iter(_hides)), None)
+    for oldest in list(_hides)[:-_MOST_MASKS]:  # a copy, because other threads add theirs
+        _hides.pop(oldest, None)
 
 
 def _identity(mask: torch.Tensor, causal_rows: int | None) -> Hashable:

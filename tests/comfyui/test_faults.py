@@ -63,12 +63,13 @@ def test_a_fault_does_not_affect_the_next_sampling(newest: ComfyServer, kind: st
     survives = place == "backend" and kind == "RuntimeError"  # ComfyUI's attention serves the call
     if kind in VALUES or survives:
         run = newest.run(prompt(guard, kind, place))
-        # The second run of the pass lacks a one-time fault of attention; a fault in the model's own output stays.
-        finite = bool(newest.latent(run, LATENT).isfinite().all())
-        assert finite == (survives or (guard and place != "model"))
+        # The second run of the pass lacks a one-time fault of the backend. The model's own values stay as they are, and
+        # so do those of ComfyUI's attention, which another override spoils here: beside that no pass is run again.
+        finite, is_mended = bool(newest.latent(run, LATENT).isfinite().all()), guard and place == "backend"
+        assert finite == (survives or is_mended)
         text = run.outputs[REPORT]["text"][0]
-        assert ("the model was run again in step" in text) == (guard and place != "model" and not survives)
-        assert ("the input of this layer was broken already" in text) == (guard and place == "model")
+        assert ("the model was run again in step" in text) == (is_mended and not survives)
+        assert ("the input of this layer was broken already" in text) == (guard and place != "backend")
     elif kind == "interrupt":
         with pytest.raises((RuntimeError, KeyError)):  # an interrupted prompt has no outputs
             newest.latent(newest.run(prompt(guard, kind, place)), LATENT)

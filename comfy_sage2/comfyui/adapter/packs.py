@@ -84,6 +84,22 @@ def is_sparse_attention(function: object) -> bool:
     return _parts(function)[-1] in _NODES
 
 
+def has_foreign_override(override: object) -> bool:
+    """Whether another pack's attention is among the overrides that `override` begins; it may keep state between calls.
+
+    ComfyUI's own overrides keep none that matters.
+    """
+    while override is not None:
+        session = getattr(override, "session", None)
+        if session is not None:
+            override = session.previous
+        elif _is_core(_parts(override)):
+            override = next((entry for entry in held_by(override) if hasattr(entry, "session")), None)
+        else:
+            return True
+    return False
+
+
 def block_owner(options: Mapping[str, Any]) -> str | None:
     """Who replaces transformer blocks in a pass, in words, or None; it may compute their attention or skip it."""
     replaced = options.get("patches_replace")

@@ -10,6 +10,7 @@ import torch
 
 from ...timing.measure import ensure_timed
 from ..adapter import packs
+from ..adapter.attention_call import OVERRIDE
 from ..adapter.declared_attention import declared_by
 from ..adapter.layers import attention_layers
 from ..adapter.model_modules import ModelModules
@@ -31,6 +32,7 @@ FUNCTION_WRAPPER = "model_function_wrapper"
 COMPILE_KEY = "torch.compile"
 COMPILE_OPTIONS = "torch_compile_kwargs"
 WRAPPER_KEY = "comfy_sage2"
+_IN_A_PASS = (DIFFUSION_MODEL, "_apply_model", "process_timestep")  # what ComfyUI's model calls in a pass
 
 # What each diffusion model was last compiled with.
 _compiled_with: weakref.WeakKeyDictionary[torch.nn.Module, tuple[object, ...]] = weakref.WeakKeyDictionary()
@@ -52,7 +54,7 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
             session.model, session.prompt = type(guider.model_patcher.model).__name__, running_prompt()
             session.begin_sampling(
                 sigmas.tolist(),
-                can_repeat=_is_stateless(guider.model_patcher, guider.model_options),
+                can_repeat=FUNCTION_WRAPPER not in guider.model_options and not _is_patched(guider.model_patcher),
                 times_calls=reads_times(),
                 measures_quality=measures_quality(),
             )
@@ -109,8 +111,8 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
         options = {} if transformer_options is None else transformer_options
         ensure_timed(x.device)  # the node timed only one of several GPUs; this may be another one
         diffusion_model = getattr(executor.class_obj, DIFFUSION_MODEL, None)
-        if session.layers is None:  # ComfyUI patches the model when it loads it, after the sampling begins
-            _inspect_modules(session, diffusion_model)
+        if id(diffusion_model) not in session.models:  # ComfyUI patches a model when it loads it, after `begin`
+            _inspect(session, executor.class_obj)
         model_pass = session.begin_pass(t.flatten()[:1], x.device, options)
         inputs = {"c_concat": c_concat, "c_crossattn": c_crossattn, "control": control, **kwargs}
         model_pass.changes = changes_of(executor.class_obj, options, inputs)
@@ -138,31 +140,40 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
     return wrapper
 
 
-def _is_stateless(model: Any, model_options: Mapping[str, Any]) -> bool:
-    """Whether no other pack wraps the model: such a wrapper may cache results between passes."""
-    patches = getattr(model, "object_patches", {})
-    return FUNCTION_WRAPPER not in model_options and not any(
-        str(name).startswith(DIFFUSION_MODEL) and callable(patch) for name, patch in patches.items()
-    )
+def _is_patched(patcher: Any) -> bool:
+    """Whether another pack's function replaces one that a pass calls: it may cache results between passes."""
+    patches = getattr(patcher, "object_patches", {})
+    return any(str(name).startswith(_IN_A_PASS) and callable(patch) for name, patch in patches.items())
 
 
-def _inspect_modules(session: Session, diffusion_model: Any) -> None:
-    """Tell the session what the model's modules declare. Replaced functions may cache results between passes."""
+def _inspect(session: Session, model: Any) -> None:
+    """Tell the session what the modules of ComfyUI's `model` declare, and whether the guard may repeat its passes.
+
+    Replaced functions may cache results between passes. A guider may have two models in one sampling, of one family.
+    """
+    diffusion_model = getattr(model, DIFFUSION_MODEL, None)
     modules = ModelModules.of(diffusion_model)
-    session.declared = declared_by(modules.declaring)
-    session.cross_attends = modules.cross_attend
-    session.can_repeat = session.can_repeat and not (modules.replaced or modules.have_hooks)
+    if not session.models:
+        session.declared = declared_by(modules.declaring)
+        session.cross_attends = modules.cross_attend
+    session.models.add(id(diffusion_model))
+    is_patched = modules.replaced or modules.have_hooks or _is_patched(getattr(model, "current_patcher", None))
+    session.can_repeat = session.can_repeat and not is_patched
     if session.pack_in_model is None and modules.pack is not None:
         session.pack_in_model = modules.pack
-        session.model_layers = attention_layers(diffusion_model)
+        session.model_layers = attention_layers(model.diffusion_model)
 
 
 def _is_stateless_pass(control: Any, options: Mapping[str, Any]) -> bool:
-    """Whether a second pass with these arguments gives the same result: no ControlNet, cache or patch is in them."""
+    """Whether a second pass with these arguments gives the same result: no ControlNet, cache or patch is in them.
+
+    options: before the watcher takes the place of another pack's override.
+    """
     wrappers = options.get("wrappers", {})
     keys = {key for kind in (APPLY_MODEL, DIFFUSION_MODEL) for key, value in wrappers.get(kind, {}).items() if value}
     parts = any(options.get(name) for name in ("patches", "patches_replace", "ar_state", "animate2_cache"))
-    return control is None and not parts and keys <= {WRAPPER_KEY, COMPILE_KEY}
+    foreign = packs.has_foreign_override(options.get(OVERRIDE))
+    return control is None and not (parts or foreign) and keys <= {WRAPPER_KEY, COMPILE_KEY}
 
 
 def sessions_of(model: Any) -> list[Session]:

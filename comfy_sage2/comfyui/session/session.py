@@ -41,7 +41,8 @@ class Session:
         slot: the node's number, from 0, in the chain of nodes of this kind.
         previous: the override that was installed before, which serves the calls that this node leaves, or None.
         layers: attention calls of one pass; None until the first pass of a sampling has ended.
-        can_repeat: whether the guard may repeat a pass of this sampling, as far as the model shows.
+        can_repeat: whether the guard may repeat a pass of this sampling, as far as the models show.
+        models: the ids of the diffusion models that were inspected in this sampling.
         declared: what the model's file asks for; read when the node runs, and again in a sampling's first pass.
         compiled: the last sampling ran the model as compiled code, from which `declared` cannot be read.
         prompt: the id of the run of ComfyUI's queue that the last sampling was in, or None outside of a run.
@@ -59,6 +60,7 @@ class Session:
         self.record = Recorder()
         self.layers: int | None = None
         self.can_repeat = True
+        self.models: set[int] = set()
         self.cross_attends = True
         self.model = ""
         self.declared: DeclaredLayers = NONE_DECLARED
@@ -92,6 +94,7 @@ class Session:
         self.measures_quality = measures_quality
         self.layers = None
         self.can_repeat = can_repeat
+        self.models.clear()
         self.cross_attends = True
         self.pack_in_model, self.model_layers = None, 0
         self.wholes.clear()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.hooks.sampling import pass_wrapper, sampling_wrapper
 from comfy_sage2.comfyui.report.text import report
@@ -101,6 +103,16 @@ def test_a_rerun_restarts_the_count_of_calls_in_every_node(monkeypatch: pytest.M
     assert first.layers == second.layers == LAYERS
 
 
+def comfyuis_sparse(previous: Callable[..., Any]) -> Callable[..., Any]:
+    """An override like that of ComfyUI's *Model Sparse Attention* after a node."""
+
+    def override(*args: Any, **kwargs: Any) -> Any:
+        return previous(*args, **kwargs)
+
+    override.__module__ = "comfy_extras.nodes_sparse_attention"
+    return override
+
+
 CACHE = {"diffusion_model": {"easycache": ["wrapper"]}}
 OURS = {"apply_model": {"comfy_sage2": ["wrapper"], "torch.compile": ["wrapper"]}, "diffusion_model": {"gone": []}}
 
@@ -116,6 +128,12 @@ OURS = {"apply_model": {"comfy_sage2": ["wrapper"], "torch.compile": ["wrapper"]
         (None, {"patches": {"attn1_patch": []}}, False),
         (None, {"ar_state": {"frame": 1}}, False),
         (None, {"animate2_cache": object()}, False),
+        (None, {OVERRIDE: ones}, False),
+        (None, {OVERRIDE: make_override(node_session(settings()))}, True),
+        (None, {OVERRIDE: make_override(node_session(settings(), 1, make_override(node_session(settings()))))}, True),
+        (None, {OVERRIDE: make_override(node_session(settings(), previous=ones))}, False),
+        (None, {OVERRIDE: comfyuis_sparse(make_override(node_session(settings())))}, True),
+        (None, {OVERRIDE: comfyuis_sparse(make_override(node_session(settings(), previous=ones)))}, False),
     ],
 )
 def test_passes_in_which_other_code_takes_part_are_not_rerun(
@@ -186,6 +204,7 @@ class Cache:
 AROUND = {
     "function wrapper": {"model_options": {"model_function_wrapper": lambda *args: None}},
     "object patch": {"object_patches": {"diffusion_model.forward": lambda x: x}},
+    "object patch of ComfyUI's model": {"object_patches": {"_apply_model": lambda x: x}},
 }
 
 
@@ -197,6 +216,30 @@ def test_no_pass_is_rerun_beside_a_caching_pack(monkeypatch: pytest.MonkeyPatch,
     # ComfyUI computes the second layer in the first pass and from then on.
     assert sampled_by_comfyui(session, Cache(diffusion), diffusion, **around) == [5.0, 5.0]
     assert guard_of(session).repeated == [] and len(guard_of(session).downgrades) == 1
+
+
+@pytest.mark.parametrize("by", ["hook", "object patch"])
+def test_no_pass_is_rerun_if_the_second_model_of_a_guider_is_patched(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """Both models are sampled with the options of the first one, so one node serves both."""
+    session = node_session(settings(guard=True))
+    first, second = (SimpleNamespace(diffusion_model=Diffusion(make_override(session))) for _ in range(2))
+    if by == "hook":
+        second.diffusion_model.block.register_forward_hook(lambda *args: None)
+    else:
+        second.current_patcher = SimpleNamespace(object_patches={"diffusion_model.forward": lambda x: x})
+    serve_by(monkeypatch, Breaking())
+    session.begin_sampling(SIGMAS)
+    seen = []
+
+    def run(x: torch.Tensor, *args: Any) -> torch.Tensor:
+        model_pass = model_passes.current(0)
+        assert model_pass is not None
+        seen.append(model_pass.check_at_end)
+        return x
+
+    for model in (first, second, first):
+        pass_wrapper(session)(Executor(run, model), torch.zeros(1), torch.ones(1))
+    assert seen == [True, False, False]
 
 
 def replace(module: torch.nn.Module, name: str) -> None:
